@@ -1,0 +1,63 @@
+# Every target does its own set-up: it needs only make, git and a Python from 3.10 to 3.13.
+# Another interpreter: make test PYTHON=/path/to/python3
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup quickstart test test-slow test-real lint format clean
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PYTEST := $(VENV_PYTHON) -m pytest -q
+SOURCES := he_keras tools configs tests setup.py
+# A Python of a supported version that can create a virtual environment.
+USABLE := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.10 python3 python; do \
+	if $$candidate -c "$(USABLE)" 2>/dev/null; then command -v $$candidate; break; fi; done)
+
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+help:
+	@echo "make quickstart  trains, attacks and exports a small model; report in runs/quickstart/"
+	@echo "make test        the fast tests and the examples in the docstrings"
+	@echo "make test-slow   the slow tests;  make test-real  the tests on real data sets"
+	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
+	@echo "make clean       removes the virtual environment and the caches"
+
+setup: $(STAMP)
+
+$(VENV_PYTHON):
+	@"$(PYTHON)" -c "$(USABLE)" 2>/dev/null || { echo "make: no usable Python: install Python 3.10 to 3.13 with its venv module (Debian, Ubuntu: apt install python3-venv), or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(STAMP): setup.py constraints.txt | $(VENV_PYTHON)
+	@echo "Installing he_keras and its dependencies into $(VENV): a few minutes, once"
+	@$(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+quickstart: $(STAMP)
+	@$(VENV_PYTHON) tools/quickstart.py
+
+test: $(STAMP)
+	$(PYTEST) --doctest-modules tests he_keras
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow tests
+
+test-real: $(STAMP)
+	$(PYTEST) -m real_data tests
+
+lint: $(STAMP)
+	$(VENV_PYTHON) -m ruff format --check $(SOURCES)
+	$(VENV_PYTHON) -m ruff check $(SOURCES)
+	$(VENV_PYTHON) -m mypy
+
+format: $(STAMP)
+	$(VENV_PYTHON) -m ruff format $(SOURCES)
+	$(VENV_PYTHON) -m ruff check --fix $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find he_keras tools configs tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""One configuration file per experiment, plain data."""

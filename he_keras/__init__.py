@@ -1,0 +1,51 @@
+"""he_keras: hypersphere-embedding adversarial training and honest robustness evaluation on Keras 3."""
+
+import keras as _keras
+
+if _keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "he_keras runs on the TensorFlow backend of Keras; expected KERAS_BACKEND=tensorflow; "
+        f"received {_keras.backend.backend()!r}"
+    )
+
+from he_keras import (
+    attacks,
+    callbacks,
+    data,
+    evaluation,
+    experiment,
+    layers,
+    losses,
+    networks,
+    objectives,
+    optimizers,
+    schedules,
+)
+from he_keras.adversarial_model import HEAdversarialModel, load_model
+from he_keras.evaluation import evaluate_robustness
+from he_keras.export import export_saved_model
+from he_keras.layers import CosineHead, FeatureNorm
+from he_keras.threat import ThreatModel
+from he_keras.version import __version__
+
+__all__ = [
+    "CosineHead",
+    "FeatureNorm",
+    "HEAdversarialModel",
+    "ThreatModel",
+    "__version__",
+    "attacks",
+    "callbacks",
+    "data",
+    "evaluate_robustness",
+    "evaluation",
+    "experiment",
+    "export_saved_model",
+    "layers",
+    "load_model",
+    "losses",
+    "networks",
+    "objectives",
+    "optimizers",
+    "schedules",
+]

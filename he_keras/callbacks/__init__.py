@@ -1,0 +1,18 @@
+"""Keras callbacks: exact resume, history file, best-robust checkpoint, overfitting guard, progress."""
+
+from he_keras.callbacks.best_checkpoint import BestCheckpoint
+from he_keras.callbacks.exact_resume import CorruptCheckpointError, ExactResume, ResumePoint
+from he_keras.callbacks.history_file import HistoryFile
+from he_keras.callbacks.overfitting_guard import OverfittingGuard
+from he_keras.callbacks.progress import ProgressBar, StopOnNaN
+
+__all__ = [
+    "BestCheckpoint",
+    "CorruptCheckpointError",
+    "ExactResume",
+    "HistoryFile",
+    "OverfittingGuard",
+    "ProgressBar",
+    "ResumePoint",
+    "StopOnNaN",
+]

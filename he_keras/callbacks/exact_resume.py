@@ -1,0 +1,177 @@
+"""Checkpoints from which a killed run goes on and ends with the very weights it would have had.
+
+Keras's own `BackupAndRestore` restarts the interrupted epoch. This callback stores, at any batch:
+weights, optimizer, metrics, the objective's state, the state of other callbacks, and the position in
+the data. Data order and random draws are functions of (seed, epoch, batch), so they need no storing.
+"""
+
+import json
+import os
+import pathlib
+import time
+import zipfile
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+_FORMAT = 1
+
+
+class ResumePoint(NamedTuple):
+    """Where training goes on: the epoch, and the first batch of it that was not trained on."""
+
+    epoch: int
+    batch: int
+
+
+class CorruptCheckpointError(ValueError):
+    """A checkpoint cannot be read or belongs to another model."""
+
+
+class ExactResume(keras.callbacks.Callback):
+    """Saves the whole training state every few batches or seconds, and restores it.
+
+    Call `restore` before `fit` and start the data at the place that it returns.
+
+    Args:
+        path: the checkpoint file (.npz), replaced atomically.
+        every_batches: save after so many batches of an epoch; 0 for never within an epoch.
+        every_seconds: save when so much time has passed since the last save.
+        stateful_callbacks: callbacks with `state_arrays()` and `load_state_arrays(arrays)`.
+
+    Example:
+        >>> import he_keras as he
+        >>> resume = he.callbacks.ExactResume("checkpoints/latest.npz", every_batches=100)
+        >>> # place = resume.restore(model); model.fit(..., callbacks=[resume])
+    """
+
+    def __init__(
+        self, path, every_batches: int = 0, every_seconds: float = 300.0, stateful_callbacks=()
+    ) -> None:
+        super().__init__()
+        self.path = pathlib.Path(path)
+        self.every_batches = every_batches
+        self.every_seconds = every_seconds
+        self.stateful_callbacks = {type(each).__name__: each for each in stateful_callbacks}
+        self._place = ResumePoint(0, 0)
+        self._restored_metrics: list[np.ndarray] | None = None
+        self._steps = 0
+        self._last_save = time.monotonic()
+
+    def restore(self, model) -> ResumePoint | None:
+        """Loads the checkpoint into a built, compiled model; returns None if there is none."""
+        if not self.path.exists():
+            return None
+        model.optimizer.build(model.trainable_variables)
+        arrays = _read(self.path)
+        meta = json.loads(str(arrays.pop("meta")))
+        if meta.get("format") != _FORMAT:
+            raise CorruptCheckpointError(
+                f"Checkpoint of another format; expected format {_FORMAT}; received {meta} in {self.path}"
+            )
+        _assign("weights", model.weights, arrays, self.path)
+        _assign("optimizer", model.optimizer.variables, arrays, self.path)
+        model.objective.load_state_arrays(_below("objective", arrays))
+        for name, callback in self.stateful_callbacks.items():
+            callback.load_state_arrays(_below(f"callback/{name}", arrays))
+        self._restored_metrics = [arrays[key] for key in _numbered("metrics", arrays)]
+        self._place = ResumePoint(meta["epoch"], meta["batch"])
+        return self._place
+
+    def save(self) -> None:
+        """Writes the state now; the file is complete or not there at all."""
+        arrays = {"meta": np.array(json.dumps({"format": _FORMAT, **self._place._asdict()}))}
+        arrays |= _numbered_arrays("weights", self.model.weights)
+        arrays |= _numbered_arrays("optimizer", self.model.optimizer.variables)
+        arrays |= _numbered_arrays("metrics", _metric_variables(self.model))
+        for name, array in self.model.objective.state_arrays().items():
+            arrays[f"objective/{name}"] = array
+        for owner, callback in self.stateful_callbacks.items():
+            for name, array in callback.state_arrays().items():
+                arrays[f"callback/{owner}/{name}"] = array
+        write_npz(self.path, arrays)
+        self._last_save = time.monotonic()
+
+    def on_epoch_begin(self, epoch, logs=None) -> None:
+        """Puts the running metrics of an interrupted epoch back (Keras has just reset them)."""
+        first_batch = self._place.batch if epoch == self._place.epoch else 0
+        self._place = ResumePoint(epoch, first_batch)
+        self._first_batch = first_batch
+        self._steps = self.params.get("steps") or 0
+        if self._restored_metrics is not None and first_batch:
+            variables = _metric_variables(self.model)
+            for variable, value in zip(variables, self._restored_metrics, strict=True):
+                variable.assign(value)
+        self._restored_metrics = None
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        """Saves where a save is due, except after an epoch's last batch: `on_epoch_end` does that."""
+        done = batch + 1
+        self._place = ResumePoint(self._place.epoch, self._first_batch + done)
+        if done >= self._steps:
+            return
+        due = self.every_batches and self._place.batch % self.every_batches == 0
+        if due or time.monotonic() - self._last_save > self.every_seconds:
+            self.save()
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        """Saves at the start of the next epoch; keep this callback last in the list."""
+        self._place = ResumePoint(epoch + 1, 0)
+        self.save()
+
+
+def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes an .npz file under a temporary name, then renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise CorruptCheckpointError(
+            f"Corrupt checkpoint; expected an .npz file written by ExactResume (delete it to start over); "
+            f"received {path}: {error}"
+        ) from error
+
+
+def _numbered(prefix: str, arrays: dict) -> list[str]:
+    keys = [key for key in arrays if key.startswith(f"{prefix}/")]
+    return sorted(keys, key=lambda key: int(key.rpartition("/")[2]))
+
+
+def _numbered_arrays(prefix: str, variables) -> dict[str, np.ndarray]:
+    return {
+        f"{prefix}/{number}": keras.ops.convert_to_numpy(variable.value)
+        for number, variable in enumerate(variables)
+    }
+
+
+def _below(prefix: str, arrays: dict) -> dict[str, np.ndarray]:
+    start = f"{prefix}/"
+    return {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+
+
+def _assign(kind: str, variables, arrays: dict, path: pathlib.Path) -> None:
+    keys = _numbered(kind, arrays)
+    shapes = [arrays[key].shape for key in keys]
+    expected = [tuple(variable.shape) for variable in variables]
+    if shapes != expected:
+        raise CorruptCheckpointError(
+            f"Checkpoint of another model; expected {len(expected)} {kind} arrays of this model's shapes; "
+            f"received {len(shapes)} in {path}"
+        )
+    for key, variable in zip(keys, variables, strict=True):
+        variable.assign(arrays[key])
+
+
+def _metric_variables(model) -> list:
+    return [variable for metric in model.metrics for variable in metric.variables]

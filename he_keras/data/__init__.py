@@ -1,0 +1,26 @@
+"""Data sets and input pipelines: `load` what is there, `train_pipeline`, `eval_pipeline`."""
+
+from he_keras.data.datasets import ImageDataset, StreamingDataset
+from he_keras.data.facts import FACTS, DatasetFacts, default_augmentation
+from he_keras.data.loading import DatasetNotFoundError, load, synthetic
+from he_keras.data.pipeline import (
+    eval_pipeline,
+    measure_throughput,
+    steps_per_epoch,
+    train_pipeline,
+)
+
+__all__ = [
+    "FACTS",
+    "DatasetFacts",
+    "DatasetNotFoundError",
+    "ImageDataset",
+    "StreamingDataset",
+    "default_augmentation",
+    "eval_pipeline",
+    "load",
+    "measure_throughput",
+    "steps_per_epoch",
+    "synthetic",
+    "train_pipeline",
+]

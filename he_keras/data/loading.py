@@ -1,0 +1,269 @@
+"""`load`: one door to every data set, and `synthetic`: images for runs that need none.
+
+What `load` reads:
+
+* `digits` (embedded in scikit-learn), and through TFDS `mnist`, `fashion_mnist`, `cifar10`,
+  `cifar100`, `imagenet2012` or whatever else is prepared as `<data_dir>/<name>/<version>/`;
+* an .npz file with the arrays `images` and `labels`, or `x` and `y`, or the same with `_train`,
+  `_test`, `_validation` appended;
+* an image folder, `<root>/<split>/<class>/*.png|jpg|jpeg` or `<root>/<class>/*.png|jpg|jpeg`;
+* NumPy arrays (images, labels).
+
+Offline first: what is prepared is used without touching the network, and what is missing is an
+error that says where was looked and how to get it. Nothing here ever downloads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+import numpy.typing as npt
+
+from he_keras.data import datasets, sources
+from he_keras.data.facts import FACTS
+
+DatasetSource = str | os.PathLike[str] | tuple[npt.ArrayLike, npt.ArrayLike]
+
+SPLITS = ("train", "test", "validation", "all")
+
+# Held-out examples are the same in every run, on every machine and for every training seed.
+_HOLD_OUT_SEED = 20200219
+
+
+class DatasetNotFoundError(FileNotFoundError, ValueError):
+    """A data set is not where it was looked for."""
+
+
+def load(
+    name_or_path: DatasetSource,
+    split: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    validation_examples: int = 0,
+    num_classes: int | None = None,
+) -> datasets.AnyDataset:
+    """Loads one split of a data set. Never downloads.
+
+    Args:
+        name_or_path: The name of a known data set (`he_keras.data.FACTS`), or of any other image
+            classification data set that TFDS has prepared under `data_dir`; the path of a prepared
+            TFDS folder, an .npz file (never unpickled) or an image folder; or a tuple of arrays
+            (images, labels). A known name wins over a folder so named: write "./cifar10" for that.
+        split: "train", "test", "validation", or "all" (digits). A source that is one set (arrays,
+            .npz or image folder without splits) goes by any of these names. The test split of
+            imagenet2012 is its 50,000 public validation images.
+        data_dir: Folder of prepared TFDS data sets. Defaults to $TFDS_DATA_DIR, else
+            ~/tensorflow_datasets.
+        validation_examples: With k > 0, the last k of a fixed permutation of the training examples
+            are the split "validation", and "train" leaves them out. "test" is unaffected.
+        num_classes: Number of classes, for sources that do not say. Defaults to the largest label
+            plus one (arrays, .npz), or the number of class folders.
+
+    Returns:
+        An `ImageDataset` (in memory), or a `StreamingDataset` for images larger than 64 pixels or
+        of several sizes.
+
+    Raises:
+        DatasetNotFoundError: If nothing is there (a `FileNotFoundError` and a `ValueError`).
+        ValueError: If an argument is illegal, or what is there is damaged or no data set.
+
+    Example:
+        >>> import he_keras as he
+        >>> len(he.data.load("digits", "train")), len(he.data.load("digits", "test"))
+        (1437, 360)
+    """
+    _check_split(split, validation_examples)
+    hold_out = validation_examples > 0 and split in ("train", "validation")
+    dataset = _read(name_or_path, "train" if hold_out else split, data_dir, num_classes)
+    if not hold_out:
+        return dataset
+    indices = _hold_out_indices(len(dataset), validation_examples, split)
+    return dataclasses.replace(dataset.subset(indices), split=split)
+
+
+def _check_split(split: str, validation_examples: int) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"unknown split; expected one of {SPLITS}; received split={split!r}")
+    if (
+        isinstance(validation_examples, bool)
+        or not isinstance(validation_examples, (int, np.integer))
+        or validation_examples < 0
+        or (validation_examples and split == "all")
+    ):
+        raise ValueError(
+            "illegal number of held-out examples; expected 0 or more, and 0 with split='all'; "
+            f"received validation_examples={validation_examples!r}, split={split!r}"
+        )
+
+
+def _hold_out_indices(num_examples: int, validation_examples: int, split: str) -> np.ndarray:
+    """Returns the positions in train, ascending, that belong to "train" or "validation"."""
+    if validation_examples >= num_examples:
+        raise ValueError(
+            f"too many held-out examples; expected fewer than the {num_examples} training "
+            f"examples; received validation_examples={validation_examples}"
+        )
+    # RandomState, because NumPy guarantees that its stream never changes.
+    order = np.random.RandomState(_HOLD_OUT_SEED).permutation(num_examples)
+    train, validation = np.split(order, [num_examples - validation_examples])
+    return np.sort(train if split == "train" else validation)
+
+
+def _read(
+    name_or_path: DatasetSource,
+    split: str,
+    data_dir: str | os.PathLike[str] | None,
+    num_classes: int | None,
+) -> datasets.AnyDataset:
+    """Dispatches on what `name_or_path` is."""
+    if isinstance(name_or_path, tuple):
+        if len(name_or_path) != 2:
+            raise ValueError(
+                "arrays do not form a data set; expected a tuple (images, labels); received "
+                f"len(name_or_path)={len(name_or_path)}"
+            )
+        return sources.from_arrays("arrays", split, *name_or_path, num_classes=num_classes)
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise TypeError(
+            "unknown kind of data set; expected a name, a path or a tuple (images, labels); "
+            f"received type(name_or_path)={type(name_or_path).__name__}"
+        )
+    path = pathlib.Path(name_or_path).expanduser()
+    if isinstance(name_or_path, str) and (name_or_path in FACTS or not path.exists()):
+        return _read_named(name_or_path, split, _data_dir(data_dir), num_classes)
+    if not path.exists():
+        raise DatasetNotFoundError(
+            "there is no such file or folder; expected an .npz file, an image folder or a prepared "
+            f"TFDS folder; received name_or_path={str(path)!r}"
+        )
+    return _read_path(path, split, num_classes)
+
+
+def _data_dir(data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return pathlib.Path(folder).expanduser()
+
+
+def _read_path(path: pathlib.Path, split: str, num_classes: int | None) -> datasets.AnyDataset:
+    if path.is_dir():
+        prepared = sources.prepared_folder(path)
+        if prepared is not None:
+            return sources.read_tfds(prepared, split, num_classes)
+        return sources.read_image_folder(path, split, num_classes)
+    if path.suffix == ".npz":
+        return sources.read_npz(path, split, num_classes)
+    raise ValueError(
+        "unknown kind of file; expected an .npz file or a folder; received "
+        f"name_or_path={str(path)!r}"
+    )
+
+
+def _read_named(
+    name: str, split: str, data_dir: pathlib.Path, num_classes: int | None
+) -> datasets.AnyDataset:
+    facts = FACTS.get(name)
+    if facts is not None and num_classes not in (None, facts.num_classes):
+        raise ValueError(
+            f"{name} has another number of classes; expected num_classes={facts.num_classes}; "
+            f"received num_classes={num_classes!r}"
+        )
+    if name == "digits":
+        return sources.read_digits(split)
+    prepared = sources.prepared_folder(data_dir / name)
+    if prepared is None:
+        raise DatasetNotFoundError(_how_to_get(name, data_dir))
+    dataset = sources.read_tfds(prepared, split, num_classes)
+    if facts is not None and facts.class_names is not None:
+        # Not every version stores the names, and all must call a class the same.
+        dataset = dataclasses.replace(dataset, class_names=facts.class_names)
+    return dataset
+
+
+def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
+    """Returns the message for a data set that is not there."""
+    if name in FACTS:
+        what = f"data set {name!r} is not prepared, and he_keras never downloads"
+    else:
+        what = (
+            f"{name!r} is neither a file or folder, a known data set {tuple(FACTS)}, nor prepared"
+        )
+    manual = ""
+    if name == "imagenet2012":
+        manual = (
+            f" (first put ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, from image-net.org, "
+            f"into {data_dir / 'downloads' / 'manual'})"
+        )
+    return (
+        f"{what}; expected {data_dir / name / '<version>'}/ with dataset_info.json, features.json "
+        f"and TFRecord files; received data_dir={str(data_dir)!r}\n"
+        "Ways to get it:\n"
+        f"  * on a machine with network access: tfds build {name} --data_dir={data_dir}{manual}; "
+        f"then copy the folder {name} if that is another machine;\n"
+        "  * if it is prepared elsewhere: pass data_dir=..., or set TFDS_DATA_DIR;\n"
+        '  * an .npz file with arrays "images" (uint8, examples x height x width x channels) and '
+        '"labels": load("path/to/file.npz", split);\n'
+        '  * an image folder <root>/<split>/<class>/*.png|jpg|jpeg: load("path/to/root", split).'
+    )
+
+
+def synthetic(
+    name_or_shape: str | tuple[int, int, int],
+    num_classes: int | None = None,
+    num_examples: int = 256,
+    seed: int = 0,
+    split: str = "train",
+) -> datasets.ImageDataset:
+    """Makes random images that depend on their class, for runs that need no data set.
+
+    Every class has a coarse pattern (4x4 cells), the same for every seed, so that sets of different
+    seeds can serve as train and test; an image is its class's pattern plus noise.
+
+    Args:
+        name_or_shape: A known data set's name, for its shape and number of classes, or
+            (height, width, channels).
+        num_classes: Number of classes. Needed with a shape.
+        num_examples: Number of images; the classes take turns.
+        seed: Seed of noise and order.
+        split: What to call the split.
+
+    Returns:
+        An `ImageDataset` of uint8 images, named "synthetic" or as the data set.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.data.synthetic("cifar10", num_examples=64).images.shape
+        (64, 32, 32, 3)
+    """
+    name, shape, known_classes, names = _facts_or_shape(name_or_shape)
+    wanted_classes = known_classes if num_classes is None else num_classes
+    classes = datasets.check_count("num_classes", wanted_classes)
+    if classes != known_classes:
+        names = ()
+    height, width, channels = (datasets.check_count("name_or_shape", size) for size in shape)
+    count = datasets.check_count("num_examples", num_examples)
+
+    patterns = np.random.RandomState(0).randint(64, 192, (classes, 4, 4, channels))
+    random = np.random.RandomState(seed)
+    labels = random.permutation(np.arange(count) % classes)
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    images = patterns[labels][:, rows][:, :, columns]
+    images = images + random.randint(-48, 49, images.shape)
+    return datasets.ImageDataset(name, split, images.astype(np.uint8), labels, classes, names)
+
+
+def _facts_or_shape(
+    name_or_shape: str | tuple[int, int, int],
+) -> tuple[str, tuple[int, int, int], int | None, tuple[str, ...]]:
+    """Returns (name, image shape, number of classes if known, class names if known)."""
+    if not isinstance(name_or_shape, str):
+        return "synthetic", name_or_shape, None, ()
+    if name_or_shape not in FACTS:
+        raise ValueError(
+            f"unknown data set; expected one of {tuple(FACTS)} or a shape; received "
+            f"name_or_shape={name_or_shape!r}"
+        )
+    facts = FACTS[name_or_shape]
+    return name_or_shape, facts.image_shape, facts.num_classes, facts.class_names or ()

@@ -1,0 +1,219 @@
+"""Training from a configuration: a run folder that can be interrupted at any moment and resumed.
+
+`prepare_training` does everything that can fail because of the input (configuration, data, folder,
+checkpoint) before any training; `Training.run` trains.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+
+from he_keras import callbacks, data
+from he_keras.adversarial_model import HEAdversarialModel
+from he_keras.callbacks.best_checkpoint import save_model
+from he_keras.experiment import run_folder
+from he_keras.experiment.configuration import build_model, to_plain
+
+
+class Interrupted(Exception):
+    """Training was asked to stop (Ctrl-C); what has been done is in the checkpoint."""
+
+
+@dataclasses.dataclass
+class Datasets:
+    """The splits of an experiment; `validation` is None where nothing was held out."""
+
+    train: data.ImageDataset | data.StreamingDataset
+    validation: data.ImageDataset | data.StreamingDataset | None
+    test: data.ImageDataset | data.StreamingDataset
+
+
+def load_datasets(config) -> Datasets:
+    """Loads the splits that a configuration names, and checks shapes and class counts."""
+    settings = config.data
+    if settings.synthetic:
+        shape, classes = tuple(config.network.input_shape), config.head.num_classes
+        counts = (settings.train_examples, settings.validation_examples, settings.test_examples)
+        return Datasets(*(data.synthetic(shape, classes, n, i) for i, n in enumerate(counts)))
+    splits = {}
+    for split in ("train", "validation", "test"):
+        if split == "validation" and not settings.validation_examples:
+            splits[split] = None
+            continue
+        splits[split] = data.load(
+            settings.name,
+            split,
+            settings.data_dir or None,
+            validation_examples=settings.validation_examples,
+        )
+    for split, limit in (("train", settings.train_examples), ("test", settings.test_examples)):
+        if limit:
+            splits[split] = splits[split].take(limit)
+    datasets = Datasets(**splits)
+    _check_dataset(config, datasets.train)
+    return datasets
+
+
+def _check_dataset(config, train) -> None:
+    if train.num_classes != config.head.num_classes:
+        raise ValueError(
+            f"Class count mismatch; expected head.num_classes={train.num_classes} for {train.name}; "
+            f"received head.num_classes={config.head.num_classes}"
+        )
+    expected = tuple(config.network.input_shape)
+    if tuple(train.image_shape) != expected:
+        raise ValueError(
+            f"Image shape mismatch; expected network.input_shape={tuple(train.image_shape)} for "
+            f"{train.name}; received network.input_shape={expected}"
+        )
+
+
+def augmentation_of(config) -> str:
+    """The configured augmentation; "default" is the data set's own."""
+    if config.data.augmentation != "default":
+        return config.data.augmentation
+    if config.data.synthetic or config.data.name not in data.FACTS:
+        return "none"
+    return data.default_augmentation(config.data.name)
+
+
+class Training:
+    """A prepared run: model, data and place to start from."""
+
+    def __init__(self, config, output_dir) -> None:
+        self.config = config
+        self.folder = pathlib.Path(output_dir)
+        self.datasets = load_datasets(config)
+        self.steps = data.steps_per_epoch(self.datasets.train, config.train.batch_size)
+        self.model: HEAdversarialModel = build_model(config, self.steps)
+        # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
+        self._stream(0, 0)
+        run_folder.prepare(self.folder, to_plain(config))
+        self.history = callbacks.HistoryFile(self.folder / "history.csv")
+        self.stateful = [self.history]
+        if self.datasets.validation is not None and self.model.evaluation_attack is not None:
+            best = self.folder / "checkpoints" / "best.keras"
+            self.stateful.append(callbacks.BestCheckpoint(best))
+        if config.train.overfitting_guard:
+            batch = next(iter(self._stream(0, 0)))
+            self.stateful.insert(0, callbacks.OverfittingGuard(*(np.asarray(part) for part in batch)))
+        self.resume = _ResumeWithSignal(
+            self.folder / "checkpoints" / "latest.npz",
+            every_batches=config.train.checkpoint_every_batches,
+            every_seconds=config.train.checkpoint_every_seconds,
+            stateful_callbacks=self.stateful,
+        )
+        self.place = self.resume.restore(self.model) or callbacks.ResumePoint(0, 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.place.epoch >= self.config.train.epochs or self._guard_stopped()
+
+    def run(self) -> HEAdversarialModel:
+        """Trains what is left, saves `model.keras`, and returns the model."""
+        with _stop_on_signal(self.resume):
+            epoch, batch = self.place
+            if batch and not self.is_complete:
+                self._fit(epoch, epoch + 1, first_batch=batch)
+                epoch += 1
+            if epoch < self.config.train.epochs and not self._guard_stopped():
+                self._fit(epoch, self.config.train.epochs, first_batch=0)
+        save_model(self.model, self.folder / "model.keras")
+        return self.model
+
+    def _fit(self, initial_epoch: int, epochs: int, first_batch: int) -> None:
+        steps = self.steps - first_batch
+        progress = callbacks.ProgressBar(
+            self.config.train.epochs * self.steps,
+            self.steps,
+            self.config.train.epochs,
+            first_step=initial_epoch * self.steps + first_batch,
+        )
+        board = keras.callbacks.TensorBoard(self.folder / "logs", write_graph=False)
+        batch_size = self.config.evaluation.batch_size
+        validation = self.datasets.validation
+        try:
+            self.model.fit(
+                self._stream(initial_epoch, first_batch, epochs),
+                initial_epoch=initial_epoch,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                validation_data=validation and data.eval_pipeline(validation, batch_size),
+                callbacks=[callbacks.StopOnNaN(), *self.stateful, board, progress, self.resume],
+                shuffle=False,
+                verbose=0,
+            )
+        finally:
+            progress.close()
+
+    def _stream(self, initial_epoch: int, first_batch: int, epochs: int | None = None):
+        return data.train_pipeline(
+            self.datasets.train,
+            self.config.train.batch_size,
+            seed=self.config.seed,
+            augmentation=augmentation_of(self.config),
+            epochs=epochs or initial_epoch + 1,
+            initial_epoch=initial_epoch,
+            first_batch=first_batch,
+        )
+
+    def _guard_stopped(self) -> bool:
+        return any(getattr(each, "stopped_epoch", None) is not None for each in self.stateful)
+
+
+def prepare_training(config, output_dir) -> Training:
+    """Checks everything and loads everything; raises before any training."""
+    return Training(config, output_dir)
+
+
+def run_training(config, output_dir) -> HEAdversarialModel:
+    """Trains a configuration into a run folder, going on where an interrupted run stopped."""
+    return prepare_training(config, output_dir).run()
+
+
+class _ResumeWithSignal(callbacks.ExactResume):
+    """Saves and stops at the end of the batch in which a stop was asked for."""
+
+    stop_requested = False
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        super().on_train_batch_end(batch, logs)
+        # After the last batch of an epoch `on_epoch_end` stops, so that its work is not lost.
+        if self.stop_requested and batch + 1 < self._steps:
+            self.save()
+            raise Interrupted
+
+    def on_test_batch_end(self, batch, logs=None) -> None:
+        if self.stop_requested:
+            raise Interrupted
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.stop_requested:
+            raise Interrupted
+
+
+@contextlib.contextmanager
+def _stop_on_signal(resume: _ResumeWithSignal):
+    """The first Ctrl-C asks for a checkpoint; the second one ends the program as usual."""
+
+    def ask(signal_number, frame):
+        resume.stop_requested = True
+        signal.signal(signal_number, previous[signal_number])
+        print("\nStopping after this batch (again to stop at once) ...", file=sys.stderr)
+
+    previous = {}
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

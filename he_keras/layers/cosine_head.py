@@ -1,0 +1,164 @@
+"""The hypersphere-embedding head: scaled cosine (or negative angle) logits.
+
+Paper: "Boosting Adversarial Training with Hypersphere Embedding": feature normalisation (FN) and
+weight normalisation (WN), Eq. 4; angular margin (AM), Eq. 6; m-HE (Sec. 3.5), which uses the angle
+itself. The scale `s` is part of the logits, so that training, attack, evaluation and export see the
+same values (the released code keeps it in the loss and evaluates bare cosines).
+
+Deviations: the released code overwrites the weights with their normalised value in every forward
+pass and takes the gradient past the normalisation; here the normalisation is part of the graph, as
+in Eq. 4, and no forward pass changes a weight. "Additive angular margin" in the paper's text is, in
+Eq. 6 and in the code, a margin on the cosine (`angle="cosine"`) or on the angle (`angle="arc"`).
+"""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from he_keras.layers.feature_norm import computation_dtype, normalize
+
+ANGLES = ("cosine", "arc")
+# Beyond this cosine the slope of arccos is capped (at about 707 in size) instead of infinite.
+_ARC_LIMIT = 1.0 - 1e-6
+
+
+@tf.custom_gradient
+def arccos_with_finite_slope(cosines):
+    """`arccos` whose derivative is capped near cos = +-1, where the true one is infinite."""
+    angles = tf.acos(tf.clip_by_value(cosines, -1.0, 1.0))
+
+    def gradient(upstream):
+        bounded = tf.clip_by_value(cosines, -_ARC_LIMIT, _ARC_LIMIT)
+        return -upstream * tf.math.rsqrt(1.0 - tf.square(bounded))
+
+    return angles, gradient
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class CosineHead(keras.layers.Layer):
+    """Maps features to `scale * cos(theta)`, or `-scale * theta` for `angle="arc"` (m-HE).
+
+    Computes in float32 under any dtype policy (float64 under float64). There is no bias.
+
+    Args:
+        num_classes: number of classes.
+        scale: the factor s of the logits (paper: 15; released PGD preset: 10).
+        margin: the margin m, subtracted from the true class by `with_margin` in training losses.
+        feature_norm: normalise the features (FN).
+        weight_norm: normalise each class's weight vector (WN).
+        angle: "cosine" or "arc"; "arc" needs both normalisations, since an angle needs unit vectors.
+        kernel_initializer: default is PyTorch's for linear layers, U(-1/sqrt(d), 1/sqrt(d)).
+
+    Example:
+        >>> import he_keras as he
+        >>> head = he.CosineHead(2, scale=10.0, kernel_initializer="identity")
+        >>> head([[3.0, 4.0]]).numpy().round(4).tolist()
+        [[6.0, 8.0]]
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        scale: float = 15.0,
+        margin: float = 0.2,
+        feature_norm: bool = True,
+        weight_norm: bool = True,
+        angle: str = "cosine",
+        kernel_initializer="pytorch_linear",
+        **kwargs,
+    ) -> None:
+        _check_arguments(num_classes, scale, margin, feature_norm and weight_norm, angle)
+        super().__init__(**kwargs)
+        self.autocast = False
+        self.num_classes = int(num_classes)
+        self.scale = float(scale)
+        self.margin = float(margin)
+        self.feature_norm = bool(feature_norm)
+        self.weight_norm = bool(weight_norm)
+        self.angle = angle
+        if kernel_initializer == "pytorch_linear":
+            kernel_initializer = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def build(self, input_shape) -> None:
+        """Creates the kernel, `(features, num_classes)`."""
+        features = input_shape[-1]
+        if features is None or len(input_shape) != 2:
+            raise ValueError(
+                "CosineHead needs feature vectors of known length; expected shape (batch, features); "
+                f"received input_shape={tuple(input_shape)}"
+            )
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(features, self.num_classes),
+            initializer=self.kernel_initializer,
+            dtype=computation_dtype(self),
+            # An enclosing mixed-precision model must not cast the kernel to half precision.
+            autocast=False,
+        )
+
+    def cosines(self, features):
+        """Returns `<w_k, z>` with the normalisations switched on: the raw cosines for FN + WN."""
+        dtype = computation_dtype(self)
+        features = tf.cast(features, dtype)
+        kernel = tf.cast(tf.convert_to_tensor(self.kernel), dtype)
+        if self.feature_norm:
+            features = normalize(features)
+        if self.weight_norm:
+            kernel = normalize(kernel, axis=0)
+        return tf.matmul(features, kernel)
+
+    def call(self, inputs):
+        """Returns scaled logits without margin."""
+        return self.scale * self.unscaled(inputs)
+
+    def unscaled(self, features):
+        """Returns the logits at scale 1: cosines, or negative angles for `angle="arc"`."""
+        cosines = self.cosines(features)
+        return cosines if self.angle == "cosine" else -arccos_with_finite_slope(cosines)
+
+    def with_margin(self, logits, labels, margin: float | None = None):
+        """Subtracts `scale * margin` from the true class's logit; for training losses only."""
+        margin = self.margin if margin is None else margin
+        offset = tf.cast(self.scale * margin, logits.dtype)
+        return logits - offset * tf.one_hot(labels, self.num_classes, dtype=logits.dtype)
+
+    def compute_output_spec(self, inputs) -> keras.KerasTensor:
+        """Logits have shape (batch, num_classes) and the computation dtype."""
+        return keras.KerasTensor((inputs.shape[0], self.num_classes), dtype=computation_dtype(self))
+
+    def compute_output_shape(self, input_shape) -> tuple:
+        """Returns (batch, num_classes)."""
+        return (input_shape[0], self.num_classes)
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "scale": self.scale,
+            "margin": self.margin,
+            "feature_norm": self.feature_norm,
+            "weight_norm": self.weight_norm,
+            "angle": self.angle,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }
+
+
+def _check_arguments(num_classes, scale, margin, both_norms: bool, angle: str) -> None:
+    if int(num_classes) != num_classes or num_classes < 2:
+        raise ValueError(
+            f"Too few classes; expected an integer >= 2; received num_classes={num_classes!r}"
+        )
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"Invalid scale; expected a finite number > 0; received scale={scale!r}")
+    if not (math.isfinite(margin) and margin >= 0):
+        raise ValueError(f"Invalid margin; expected a finite number >= 0; received margin={margin!r}")
+    if angle not in ANGLES:
+        raise ValueError(f"Unknown angle; expected one of {ANGLES}; received angle={angle!r}")
+    if angle == "arc" and not both_norms:
+        raise ValueError(
+            'An angle needs unit vectors; expected feature_norm=True and weight_norm=True with angle="arc"; '
+            "received one of them False"
+        )

@@ -1,0 +1,53 @@
+"""Feature normalisation (FN): projects each feature vector onto the unit hypersphere.
+
+Paper: "Boosting Adversarial Training with Hypersphere Embedding", Eq. 4.
+"""
+
+import keras
+import tensorflow as tf
+
+# A vector shorter than 1e-12 has no direction: it maps to zero and passes no gradient.
+_SMALLEST_SQUARED_NORM = 1e-24
+
+
+def normalize(vectors, axis: int = -1):
+    """Divides vectors by their l2 length; a zero vector stays zero, with zero gradient.
+
+    The square sum is guarded before the square root, so that neither value nor gradient (of any
+    order) is ever NaN. Call it in float32 or float64: half precision squares underflow.
+    """
+    squared_norm = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
+    has_direction = squared_norm > _SMALLEST_SQUARED_NORM
+    safe = tf.where(has_direction, squared_norm, tf.ones_like(squared_norm))
+    return tf.where(has_direction, vectors * tf.math.rsqrt(safe), tf.zeros_like(vectors))
+
+
+def computation_dtype(layer: keras.layers.Layer) -> str:
+    """Normalisation runs in float32 under half-precision policies; float64 stays float64."""
+    return "float64" if layer.compute_dtype == "float64" else "float32"
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class FeatureNorm(keras.layers.Layer):
+    """Normalises feature vectors to unit l2 length along the last axis, in float32.
+
+    Zero vectors give zero output and zero gradient, where `keras.layers.UnitNormalization` gives
+    gradients up to 1e12 (float32) or NaN (float16).
+
+    Example:
+        >>> import he_keras as he
+        >>> he.layers.FeatureNorm()([[3.0, 4.0], [0.0, 0.0]]).numpy().round(2).tolist()
+        [[0.6, 0.8], [0.0, 0.0]]
+    """
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+
+    def call(self, inputs):
+        """Returns unit vectors of dtype float32 (float64 under a float64 policy)."""
+        return normalize(tf.cast(inputs, computation_dtype(self)))
+
+    def compute_output_spec(self, inputs) -> keras.KerasTensor:
+        """Keeps the shape; the dtype is the computation dtype whatever the policy."""
+        return keras.KerasTensor(inputs.shape, dtype=computation_dtype(self))

@@ -1,0 +1,28 @@
+"""Training frameworks: what adversarial examples to craft and which loss to minimise.
+
+To add one, add a file with a subclass of `Objective` that defines `craft` and `forward`, register a
+name in it, and import it here.
+"""
+
+from he_keras.objectives.alp import ALP
+from he_keras.objectives.fast_at import FastAT
+from he_keras.objectives.free_at import FreeAT
+from he_keras.objectives.objective import Objective, TrainingPass
+from he_keras.objectives.pgd_at import PGDAT
+from he_keras.objectives.registry import get, names, register
+from he_keras.objectives.standard import Standard
+from he_keras.objectives.trades import TRADES
+
+__all__ = [
+    "ALP",
+    "FastAT",
+    "FreeAT",
+    "Objective",
+    "PGDAT",
+    "Standard",
+    "TRADES",
+    "TrainingPass",
+    "get",
+    "names",
+    "register",
+]

@@ -1,0 +1,110 @@
+"""FastAT: one large gradient step from a random start.
+
+Paper: Wong et al. 2020, "Fast is better than free"; with HE: Table 3 of "Boosting Adversarial Training
+with Hypersphere Embedding". Step 1.25 * epsilon from a uniform start, clipped to ball and box. The released
+code uses a triangular learning rate (see `schedules`) and stops on catastrophic overfitting (see
+`callbacks.OverfittingGuard`).
+
+Deviation: the adversary runs in inference mode; the released code attacks in training mode, which
+updates batch-norm statistics a second time: `attack_training_mode=True`.
+Cost per example: 2 forward, 1 input-gradient and 1 full backward pass.
+"""
+
+import keras
+import tensorflow as tf
+
+from he_keras.attacks.victim import Victim
+from he_keras.objectives.noise_buffer import NoiseBuffer
+from he_keras.objectives.objective import (
+    Objective,
+    TrainingPass,
+    margin_cross_entropy,
+    training_attack,
+)
+from he_keras.objectives.registry import register
+
+INITIALIZATIONS = ("random", "zero", "previous")
+
+
+@register("fast_at")
+@keras.saving.register_keras_serializable(package="he_keras")
+class FastAT(Objective):
+    """Trains on single-step examples.
+
+    Batch-norm statistics come from the adversarial training pass; with `attack_training_mode=True`
+    from the attack's pass, then from the adversarial training pass.
+
+    Args:
+        threat: the threat model trained against.
+        step_size: step of the adversary; default 1.25 * epsilon.
+        initialization: "random" (uniform), "zero", or "previous" (the perturbation left by the
+            batch before, persistent as in FreeAT).
+        attack_training_mode: run the adversary's pass in training mode, as the released code does.
+    """
+
+    def __init__(
+        self,
+        threat,
+        step_size: float | str | None = None,
+        initialization: str = "random",
+        attack_training_mode: bool = False,
+    ) -> None:
+        super().__init__(threat)
+        if initialization not in INITIALIZATIONS:
+            raise ValueError(
+                f"Unknown initialization; expected one of {INITIALIZATIONS}; "
+                f"received initialization={initialization!r}"
+            )
+        step_size = 1.25 * threat.epsilon if step_size is None and threat else step_size
+        self.attack = training_attack(threat, 1, step_size, random_start=initialization == "random")
+        self.initialization = initialization
+        self.attack_training_mode = bool(attack_training_mode)
+        if self.attack_training_mode:
+            self.batch_norm_passes = ("attack", "adversarial")
+        self._noise: NoiseBuffer | None = None
+
+    def build(self, image_shape: tuple[int, ...]) -> None:
+        """Creates the perturbation buffer where one is needed."""
+        if self.initialization == "previous" and self._noise is None:
+            self._noise = NoiseBuffer(image_shape)
+
+    def craft(self, model, images, labels, seed=(0, 0)):
+        """One step from the chosen start."""
+        victim = Victim(model, training=self.attack_training_mode)
+        if self._noise is None:
+            return self.attack.perturb(victim, images, labels, seed)
+        start = self.threat.project(images + self._noise.first_rows(tf.shape(images)[0]), images)
+        x_adv = self.threat.project(self.attack.ascend(victim, images, labels, start).x_adv, images)
+        return tf.stop_gradient(x_adv)
+
+    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
+        """One pass over the adversarial images."""
+        logits = model(x_adv, training=training)
+        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
+
+    def train_step(self, model, images, labels, sample_weight) -> None:
+        """Crafts, remembers the perturbation where asked to, and updates the weights."""
+        x_adv = self.craft(model, images, labels, model.step_seed())
+        if self._noise is not None:
+            self._noise.put_first_rows(x_adv - images)
+        model.update(
+            lambda: self.forward(model, images, labels, x_adv, training=True), labels, sample_weight
+        )
+
+    def state_arrays(self) -> dict:
+        """The perturbation buffer, where there is one."""
+        return {} if self._noise is None else {"noise": self._noise.to_array()}
+
+    def load_state_arrays(self, arrays: dict) -> None:
+        """Restores the perturbation buffer."""
+        if "noise" in arrays and self._noise is not None:
+            self._noise.from_array(arrays["noise"])
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "step_size": self.attack.step_size,
+            "initialization": self.initialization,
+            "attack_training_mode": self.attack_training_mode,
+        }

@@ -1,0 +1,92 @@
+"""FreeAT: adversarial training at the cost of standard training.
+
+Paper: Shafahi et al. 2019; HE on ImageNet: "Boosting Adversarial Training with Hypersphere Embedding",
+Table 4. Each mini-batch is replayed m times; one backward pass gives the gradient of the weights and of
+the perturbation. The weight update uses the perturbation *before* its own update. The perturbation
+persists across mini-batches and epochs; the released ImageNet code is followed: it is kept in the ball,
+only the perturbed image is clipped to the box (inside the graph, so that saturated pixels get zero
+gradient), and the step size is epsilon (the paper's text says 1/255 at 4/255).
+
+Cost per update: one forward and one full backward pass.
+"""
+
+import keras
+import tensorflow as tf
+
+from he_keras.attacks.attack import check_positive_integer
+from he_keras.objectives.noise_buffer import NoiseBuffer
+from he_keras.objectives.objective import Objective, TrainingPass, margin_cross_entropy
+from he_keras.objectives.registry import register
+from he_keras.threat import parse_epsilon
+
+
+@register("free_at")
+@keras.saving.register_keras_serializable(package="he_keras")
+class FreeAT(Objective):
+    """Replays each batch and updates weights and perturbation from the same backward pass.
+
+    Batch-norm statistics come from every replay's adversarial pass: the one pass serves both purposes.
+    The loss of one call contains no inner maximisation: `craft` returns the clipped, perturbed images
+    of the buffer.
+
+    Args:
+        threat: the threat model trained against.
+        num_replays: replays m of each batch (paper: 8 on CIFAR-10, 4 on ImageNet).
+        step_size: step of the perturbation; default epsilon.
+    """
+
+    def __init__(self, threat, num_replays: int = 4, step_size: float | str | None = None) -> None:
+        super().__init__(threat)
+        if threat is None:
+            raise ValueError("FreeAT needs a threat model; expected a ThreatModel; received None")
+        check_positive_integer("num_replays", num_replays)
+        self.num_replays = num_replays
+        self.step_size = threat.epsilon if step_size is None else parse_epsilon(step_size)
+        self._noise: NoiseBuffer | None = None
+
+    def build(self, image_shape: tuple[int, ...]) -> None:
+        """Creates the perturbation buffer."""
+        if self._noise is None:
+            self._noise = NoiseBuffer(image_shape)
+
+    def craft(self, model, images, labels, seed=(0, 0)):
+        """Returns the images with the buffer's perturbation, clipped to the box."""
+        return self.threat.clip_to_bounds(images + self._noise.first_rows(tf.shape(images)[0]))
+
+    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
+        """One pass over the perturbed images."""
+        logits = model(x_adv, training=training)
+        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
+
+    def train_step(self, model, images, labels, sample_weight) -> None:
+        """m times: one backward pass, then both updates."""
+        for _ in range(self.num_replays):
+            self._replay(model, images, labels, sample_weight)
+
+    def _replay(self, model, images, labels, sample_weight) -> None:
+        noise = self._noise.first_rows(tf.shape(images)[0])
+
+        def compute():
+            x_adv = self.threat.clip_to_bounds(images + noise)
+            return self.forward(model, images, labels, x_adv, training=True)
+
+        gradient = model.update(compute, labels, sample_weight, watch=noise)
+        step = self.step_size * self.threat.steepest_step(gradient)
+        self._noise.put_first_rows(self.threat.project_perturbation(noise + step))
+
+    def state_arrays(self) -> dict:
+        """The perturbation buffer."""
+        return {} if self._noise is None else {"noise": self._noise.to_array()}
+
+    def load_state_arrays(self, arrays: dict) -> None:
+        """Restores the perturbation buffer."""
+        if "noise" in arrays and self._noise is not None:
+            self._noise.from_array(arrays["noise"])
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "num_replays": self.num_replays,
+            "step_size": self.step_size,
+        }

@@ -1,0 +1,254 @@
+"""Schedules of the learning rate and of the momentum, by training step.
+
+Steps count from 0, and a drop "at epoch 75" means that the first batch of the epoch with index 75
+already uses the new value, as in the papers' code. What Keras already offers is used: its
+`PiecewiseConstantDecay` and `CosineDecay`. `PiecewiseLinear` adds FastAT's triangular learning rate
+(Wong et al., 2020) and the momentum cycle that comes with it unseen: PyTorch's `CyclicLR` moves the
+momentum 0.9 -> 0.8 -> 0.9, against the learning rate, whatever momentum was configured.
+
+Configurations name a schedule and count in epochs; `get` translates:
+
+    >>> import he_keras as he
+    >>> rate = he.schedules.get("step", 77000, 1000, initial=0.1, drop_epochs=(75, 90))
+    >>> [round(float(rate(step)), 6) for step in (0, 74999, 75000)]
+    [0.1, 0.1, 0.01]
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PiecewiseConstantDecay
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class PiecewiseLinear(LearningRateSchedule):
+    """Straight lines between points, and the first and last value outside them (`numpy.interp`).
+
+    Args:
+        steps: Strictly increasing steps, at least two; they need not be whole numbers.
+        values: The value at each of them, reached exactly.
+
+    Example:
+        >>> import he_keras as he
+        >>> warm_up = he.schedules.PiecewiseLinear([0, 100, 400], [0.0, 0.1, 0.1])
+        >>> float(warm_up(50)), float(warm_up(1000))
+        (0.05..., 0.1...)
+    """
+
+    def __init__(self, steps: Sequence[float], values: Sequence[float]):
+        if len(steps) < 2 or not _is_increasing(steps):
+            raise ValueError(
+                "Invalid steps of a piecewise linear schedule; expected two or more strictly "
+                f"increasing numbers; received steps={list(steps)}"
+            )
+        if len(values) != len(steps):
+            raise ValueError(
+                f"Invalid values of a piecewise linear schedule; expected {len(steps)}, one for "
+                f"each step; received values={list(values)}"
+            )
+        self.steps = [float(step) for step in steps]
+        self.values = [float(value) for value in values]
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the value at `step` as a float32 scalar."""
+        steps = keras.ops.convert_to_tensor(self.steps, "float32")
+        values = keras.ops.convert_to_tensor(self.values, "float32")
+        step = keras.ops.cast(step, "float32")
+        right = keras.ops.sum(keras.ops.cast(step >= steps, "int32"))
+        right = keras.ops.clip(right, 1, len(self.steps) - 1)
+        start, end = steps[right - 1], steps[right]
+        fraction = keras.ops.clip((step - start) / (end - start), 0.0, 1.0)
+        # This form hits both end values exactly, where start + fraction * rise may miss the second.
+        return (1.0 - fraction) * values[right - 1] + fraction * values[right]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the points as plain data."""
+        return {"steps": self.steps, "values": self.values}
+
+
+def piecewise_constant(
+    boundaries: Sequence[int], values: Sequence[float]
+) -> PiecewiseConstantDecay:
+    """Returns `values[i + 1]` from step `boundaries[i]` on (inclusive), `values[0]` before.
+
+    Keras's `PiecewiseConstantDecay` itself changes one step later.
+    """
+    if not boundaries or boundaries[0] < 1 or not _is_increasing(boundaries):
+        raise ValueError(
+            "Invalid boundaries of a piecewise constant schedule; expected strictly increasing "
+            f"whole steps from 1 on; received boundaries={list(boundaries)}"
+        )
+    if len(values) != len(boundaries) + 1:
+        raise ValueError(
+            "Invalid values of a piecewise constant schedule; expected one more than boundaries, "
+            f"{len(boundaries) + 1}; received values={list(values)}"
+        )
+    last_steps = [int(boundary) - 1 for boundary in boundaries]
+    return PiecewiseConstantDecay(last_steps, [float(value) for value in values])
+
+
+def step_decay(
+    initial: float, boundaries: Sequence[int], drop_factor: float = 0.1
+) -> PiecewiseConstantDecay:
+    """Returns `initial`, multiplied by `drop_factor` once more from each boundary step on.
+
+    Example:
+        >>> import he_keras as he
+        >>> rate = he.schedules.step_decay(0.1, boundaries=[40000, 60000])
+        >>> [round(float(rate(step)), 6) for step in (39999, 40000, 60000)]
+        [0.1, 0.01, 0.001]
+    """
+    values = [initial * drop_factor**drops for drops in range(len(boundaries) + 1)]
+    return piecewise_constant(boundaries, values)
+
+
+def triangular(
+    peak: float,
+    total_steps: int,
+    peak_fraction: float = 0.5,
+    start: float = 0.0,
+    end: float = 0.0,
+) -> PiecewiseLinear:
+    """Returns a rise from `start` to `peak` and a fall to `end` (FastAT: 0 -> 0.2 -> 0).
+
+    Args:
+        peak: Value at the peak.
+        total_steps: Step at which `end` is reached.
+        peak_fraction: Where the peak is, as a fraction of `total_steps`.
+        start: Value at step 0.
+        end: Value from `total_steps` on.
+
+    Example:
+        >>> import he_keras as he
+        >>> rate = he.schedules.triangular(0.2, total_steps=1000)
+        >>> [float(rate(step)) for step in (0, 500, 1000)]
+        [0.0, 0.2..., 0.0]
+    """
+    if not 0 < peak_fraction < 1:
+        raise ValueError(
+            "Invalid place of the peak; expected a fraction between 0 and 1; "
+            f"received peak_fraction={peak_fraction}"
+        )
+    _check_positive("total_steps", total_steps)
+    return PiecewiseLinear([0, peak_fraction * total_steps, total_steps], [start, peak, end])
+
+
+def cyclic_momentum(
+    total_steps: int, peak_fraction: float = 0.5, low: float = 0.8, high: float = 0.9
+) -> PiecewiseLinear:
+    """Returns the momentum cycle `high` -> `low` -> `high`, lowest where the learning rate peaks.
+
+    Give it the `total_steps` and `peak_fraction` of the `triangular` learning rate beside it.
+    """
+    return triangular(low, total_steps, peak_fraction, start=high, end=high)
+
+
+def cosine(
+    initial: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
+) -> CosineDecay:
+    """Returns a linear warm-up from 0 to `initial`, then half a cosine down to `final`.
+
+    Args:
+        initial: Value at the end of the warm-up; without one, the value at step 0.
+        total_steps: Step at which `final` is reached, warm-up included.
+        warmup_steps: Length of the warm-up.
+        final: Value from `total_steps` on.
+
+    Example:
+        >>> import he_keras as he
+        >>> rate = he.schedules.cosine(0.1, total_steps=1100, warmup_steps=100)
+        >>> [round(float(rate(step)), 4) for step in (0, 50, 100, 600, 1100)]
+        [0.0, 0.05, 0.1, 0.05, 0.0]
+    """
+    _check_positive("total_steps", total_steps)
+    if not 0 <= warmup_steps < total_steps or not initial > 0:
+        raise ValueError(
+            "Invalid cosine schedule; expected initial > 0 and 0 <= warmup_steps < total_steps; "
+            f"received initial={initial}, warmup_steps={warmup_steps}, total_steps={total_steps}"
+        )
+    warmup = {"warmup_target": float(initial), "warmup_steps": warmup_steps} if warmup_steps else {}
+    return CosineDecay(
+        0.0 if warmup_steps else float(initial),
+        total_steps - warmup_steps,
+        alpha=final / initial,
+        **warmup,
+    )
+
+
+def constant(initial: float) -> float:
+    """Returns the number itself: unlike a schedule it can still be changed by callbacks."""
+    return float(initial)
+
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "constant": constant,
+    "step": step_decay,
+    "triangular": triangular,
+    "cyclic": triangular,
+    "cosine": cosine,
+    "piecewise": PiecewiseLinear,
+    "cyclic_momentum": cyclic_momentum,
+}
+# What a schedule counts in steps, a configuration may count in epochs.
+_IN_EPOCHS = {"boundaries": "drop_epochs", "warmup_steps": "warmup_epochs", "steps": "epochs"}
+
+
+def get(
+    name: str, total_steps: int, steps_per_epoch: int, **options: Any
+) -> LearningRateSchedule | float:
+    """Returns the schedule of that name, with what is counted in epochs turned into steps.
+
+    The names, with the options of each:
+
+    * constant: `initial`; a plain number comes back;
+    * step: `initial`, `drop_epochs` (or `boundaries` in steps), `drop_factor` = 0.1;
+    * triangular, also called cyclic: `peak`, `peak_fraction` = 0.5, `start` = 0, `end` = 0;
+    * cosine: `initial`, `warmup_epochs` = 0 (or `warmup_steps`), `final` = 0;
+    * piecewise, straight lines between points: `epochs` (or `steps`), `values`;
+    * cyclic_momentum: `peak_fraction` = 0.5, `low` = 0.8, `high` = 0.9.
+
+    Args:
+        name: One of these names.
+        total_steps: Number of training steps of the whole run.
+        steps_per_epoch: Number of training steps of an epoch; epochs may be fractions.
+        **options: The options of that schedule.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"Unknown schedule; expected one of {', '.join(SCHEDULES)}; received name={name!r}"
+        )
+    _check_positive("total_steps", total_steps)
+    _check_positive("steps_per_epoch", steps_per_epoch)
+    parameters = list(inspect.signature(SCHEDULES[name]).parameters)
+    arguments = {"total_steps": total_steps} if "total_steps" in parameters else {}
+    for parameter in parameters:
+        in_epochs = _IN_EPOCHS.get(parameter)
+        if in_epochs in options and parameter not in options:
+            options[parameter] = _to_steps(options.pop(in_epochs), steps_per_epoch)
+    unknown = sorted(set(options) - set(parameters) | set(options) & set(arguments))
+    if unknown:
+        accepted = [parameter for parameter in parameters if parameter not in arguments]
+        accepted += [_IN_EPOCHS[parameter] for parameter in accepted if parameter in _IN_EPOCHS]
+        raise ValueError(
+            f"Unknown or repeated option of the schedule {name!r}; expected some of "
+            f"{', '.join(accepted)}; received {', '.join(unknown)}"
+        )
+    return SCHEDULES[name](**arguments, **options)
+
+
+def _to_steps(epochs: Any, steps_per_epoch: int) -> Any:
+    if isinstance(epochs, Sequence):
+        return [round(epoch * steps_per_epoch) for epoch in epochs]
+    return round(epochs * steps_per_epoch)
+
+
+def _is_increasing(numbers: Sequence[float]) -> bool:
+    return all(low < high for low, high in itertools.pairwise(numbers))
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"Invalid {name}; expected a number > 0; received {name}={value}")

@@ -1,0 +1,95 @@
+"""Packaging of he_keras, of its command-line programs and of its experiment configurations."""
+
+import ast
+import pathlib
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+# Folders whose name inside the repository is too general for an installed package.
+RENAMED = {"he_keras_tools": "tools", "he_keras_configs": "configs"}
+
+REQUIREMENTS = [
+    "keras>=3.12,<4",
+    "tensorflow>=2.20,<2.22",
+    "tensorflow-datasets>=4.9.8,<5",
+    "cleverhans>=4.0.0,<5",
+    "keras-tuner>=1.4.7,<2",
+    "absl-py>=2.0",
+    "numpy>=1.26,<3",
+    "ml-collections>=1.0,<2",
+    "scikit-learn>=1.4,<2",
+    "matplotlib>=3.8,<4",
+    "pillow>=10.0",
+    # keras-tuner imports tensorboard and tensorflow-datasets imports importlib_resources, and
+    # neither asks for it.
+    "tensorboard>=2.19,<3",
+    "importlib_resources>=6.0",
+    "tqdm>=4.60,<5",
+]
+
+EXTRAS = {
+    "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
+    "bench": [
+        "torch>=2.4",
+        "torchattacks>=3.5",
+        "foolbox>=3.3",
+        "adversarial-robustness-toolbox>=1.18",
+    ],
+    "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "tf2onnx>=1.16"],
+    "serve": ["tensorflow-serving-api>=2.18", "grpcio>=1.60"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
+    "dev": ["ruff>=0.12", "mypy>=1.11", "pytest>=8.2", "hypothesis>=6.100"],
+}
+
+
+def read_version() -> str:
+    """Returns `__version__` without importing the package, whose imports may be missing still."""
+    tree = ast.parse((ROOT / "he_keras" / "version.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__version__":
+            return ast.literal_eval(node.value)
+    raise RuntimeError("he_keras/version.py does not define __version__")
+
+
+def read_description() -> str:
+    """Returns the README, or nothing where a partial copy of the tree has none."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+def list_packages() -> list[str]:
+    """Returns every package that gets installed, under its installed name."""
+    packages = find_packages(str(ROOT), include=["he_keras", "he_keras.*"])
+    for installed_name, folder in RENAMED.items():
+        packages.append(installed_name)
+        packages += [f"{installed_name}.{sub}" for sub in find_packages(str(ROOT / folder))]
+    return packages
+
+
+setup(
+    name="he_keras",
+    version=read_version(),
+    description="Hypersphere-embedding adversarial training and robustness evaluation on Keras 3",
+    long_description=read_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=list_packages(),
+    package_dir=RENAMED,
+    package_data={"he_keras": ["py.typed"]},
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["he-keras = he_keras_tools.cli:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,1 @@
+"""Command-line programs: thin shells around one library function each."""
