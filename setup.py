@@ -78,7 +78,7 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=list_packages(),
     package_dir=RENAMED,
-    package_data={"he_keras": ["py.typed"]},
+    package_data={"he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["he-keras = he_keras_tools.cli:main"]},

@@ -1,6 +1,6 @@
 """CIFAR-10, ALP + HE: Table 2 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_alp_he.py --output_dir=runs/cifar10_alp_he
+Command:  python tools/train.py --config=configs/cifar10_alp_he.py
 Paper:    clean 89.91, PGD-20 57.69 (scale-1 logits, no adaptive attack).
 Time:     about 35 hours on the paper's four GPUs (its rebuttal's minutes an epoch, times 100).
 

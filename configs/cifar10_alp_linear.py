@@ -1,6 +1,6 @@
 """CIFAR-10, ALP: Table 2 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_alp_linear.py --output_dir=runs/cifar10_alp_linear
+Command:  python tools/train.py --config=configs/cifar10_alp_linear.py
 Paper:    clean 87.18, PGD-20 52.29 (scale-1 logits, no adaptive attack).
 Time:     about 35 hours on the paper's four GPUs (its rebuttal's minutes an epoch, times 100).
 

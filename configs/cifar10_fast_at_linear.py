@@ -1,11 +1,11 @@
 """CIFAR-10, FastAT: Table 3 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_fast_at_linear.py --output_dir=runs/cifar10_fast_at_linear
+Command:  python tools/train.py --config=configs/cifar10_fast_at_linear.py
 Paper:    clean 83.80, PGD-50 46.40 (scale-1 logits, no adaptive attack).
 Time:     11 minutes on the paper's GPU (mixed precision).
 
-The HE authors released no FastAT code: settings of FastAT's own release (PreActResNet-18, 30 epochs,
-learning rate and momentum cycles, attack in training mode, overfitting guard).
+The HE authors released no FastAT code: settings of FastAT's own release (PreActResNet-18, 30
+epochs, learning rate and momentum cycles, attack in training mode, overfitting guard).
 """
 
 from he_keras_configs import presets

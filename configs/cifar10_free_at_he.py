@@ -1,6 +1,6 @@
 """CIFAR-10, FreeAT + HE: Table 3 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_free_at_he.py --output_dir=runs/cifar10_free_at_he
+Command:  python tools/train.py --config=configs/cifar10_free_at_he.py
 Paper:    clean 76.85, PGD-50 50.98 (scale-1 logits, no adaptive attack).
 Time:     16 minutes on the paper's GPU (mixed precision).
 

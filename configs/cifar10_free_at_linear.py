@@ -1,6 +1,6 @@
 """CIFAR-10, FreeAT: Table 3 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_free_at_linear.py --output_dir=runs/cifar10_free_at_linear
+Command:  python tools/train.py --config=configs/cifar10_free_at_linear.py
 Paper:    clean 77.21, PGD-50 46.14 (scale-1 logits, no adaptive attack).
 Time:     16 minutes on the paper's GPU (mixed precision).
 

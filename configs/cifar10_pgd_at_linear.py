@@ -1,6 +1,6 @@
 """CIFAR-10, PGD-AT: Table 2 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_pgd_at_linear.py --output_dir=runs/cifar10_pgd_at_linear
+Command:  python tools/train.py --config=configs/cifar10_pgd_at_linear.py
 Paper:    clean 86.75, PGD-20 53.97 (scale-1 logits, no adaptive attack).
 Time:     about 32 hours on the paper's four GPUs (its rebuttal's minutes an epoch, times 100).
 

@@ -1,6 +1,6 @@
 """CIFAR-10, PGD-AT + m-HE: Table 2 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_pgd_at_m_he.py --output_dir=runs/cifar10_pgd_at_m_he
+Command:  python tools/train.py --config=configs/cifar10_pgd_at_m_he.py
 Paper:    clean 86.25, PGD-20 59.90 (scale-1 logits, no adaptive attack).
 Time:     about 32 hours on the paper's four GPUs (its rebuttal's minutes an epoch, times 100).
 

@@ -1,6 +1,6 @@
 """CIFAR-10 on a CPU: FastAT on a pre-activation ResNet of 47 million multiply-adds.
 
-Command:  python tools/train.py --config=configs/cifar10_small.py --output_dir=runs/cifar10_small
+Command:  python tools/train.py --config=configs/cifar10_small.py
           (--config.head.kind=linear for the baseline)
 Time and numbers: docs/RESULTS.md, measured on two cores.
 """

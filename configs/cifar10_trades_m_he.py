@@ -1,6 +1,6 @@
 """CIFAR-10, TRADES + m-HE: Table 2 of the HE paper.
 
-Command:  python tools/train.py --config=configs/cifar10_trades_m_he.py --output_dir=runs/cifar10_trades_m_he
+Command:  python tools/train.py --config=configs/cifar10_trades_m_he.py
 Paper:    clean 84.30, PGD-20 61.83 (scale-1 logits, no adaptive attack).
 Time:     about 43 hours on the paper's four GPUs (its rebuttal's minutes an epoch, times 100).
 

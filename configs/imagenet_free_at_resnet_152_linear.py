@@ -1,12 +1,11 @@
 """ImageNet, FreeAT, resnet-152: Table 4 of the HE paper.
 
-Command:  python tools/train.py --config=configs/imagenet_free_at_resnet_152_linear.py \\
-              --output_dir=runs/imagenet_free_at_resnet_152_linear
+Command:  python tools/train.py --config=configs/imagenet_free_at_resnet_152_linear.py
 Paper:    clean 65.20, PGD-10 36.97, PGD-50 35.87, both measured around an already perturbed image.
-Time:     days on four GPUs; not stated in the paper.
+Time:     not stated in the paper.
 
-Needs imagenet2012 prepared by TFDS. Paper and code disagree on the training step: text 1/255, released
-code (followed) 4/255.
+Needs imagenet2012 prepared by TFDS. Paper and code disagree on the training step: text 1/255,
+released code (followed) 4/255.
 """
 
 from he_keras_configs import presets

@@ -1,12 +1,11 @@
 """ImageNet, FreeAT + HE, resnet-50: Table 4 of the HE paper.
 
-Command:  python tools/train.py --config=configs/imagenet_free_at_resnet_50_he.py \\
-              --output_dir=runs/imagenet_free_at_resnet_50_he
+Command:  python tools/train.py --config=configs/imagenet_free_at_resnet_50_he.py
 Paper:    clean 61.83, PGD-10 40.22, PGD-50 39.85, both measured around an already perturbed image.
-Time:     days on four GPUs; not stated in the paper.
+Time:     not stated in the paper.
 
-Needs imagenet2012 prepared by TFDS. Paper and code disagree on the training step: text 1/255, released
-code (followed) 4/255.
+Needs imagenet2012 prepared by TFDS. Paper and code disagree on the training step: text 1/255,
+released code (followed) 4/255.
 """
 
 from he_keras_configs import presets

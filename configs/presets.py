@@ -1,10 +1,11 @@
 """Settings that several experiments share, as the HE paper and the released codes give them.
 
 Sources: "Boosting Adversarial Training with Hypersphere Embedding", its released code and README;
-FastAT and FreeAT from their own released code, whose settings the HE paper's Table 3 uses. Where the
-paper's text and the code disagree the code is followed; each configuration's header says so.
+FastAT and FreeAT from their own released code, whose settings the HE paper's Table 3 uses. Where
+the paper's text and the code disagree the code is followed; each configuration's header says so.
 Deviation in all CIFAR-10 configurations: 1,000 training images are held out to choose the best
-epoch (the released code looks at the test set); `--config.data.validation_examples=0` trains on all.
+epoch (the released code looks at the test set); `--config.data.validation_examples=0` trains on
+all.
 """
 
 from he_keras.experiment import default_config
@@ -22,7 +23,7 @@ _SMOKE_CIFAR = {"wide-resnet-34-10": "wide-resnet-10-1", "preact-resnet-18": "pr
 
 
 def cifar10(objective: str, head: str):
-    """A CIFAR-10 experiment of the HE paper: Table 2 (PGD-AT, ALP, TRADES) or 3 (FreeAT, FastAT)."""
+    """An experiment of the HE paper's Table 2 (PGD-AT, ALP, TRADES) or 3 (FreeAT, FastAT)."""
     config = default_config()
     with config.unlocked():
         config.name = f"cifar10_{objective}_{head}"
@@ -78,7 +79,14 @@ def _iterated(config, objective: str) -> None:
     config.schedule = {"name": "step", "drop_epochs": (75, 90), "drop_factor": 0.1}
     config.train.epochs = 100
     config.evaluation.step_size = "0.003"
-    config.evaluation.attacks = ("pgd-20", "pgd-500", "mim-20", "fgsm", "adaptive-pgd-20", "cw-linf-20")
+    config.evaluation.attacks = (
+        "pgd-20",
+        "pgd-500",
+        "mim-20",
+        "fgsm",
+        "adaptive-pgd-20",
+        "cw-linf-20",
+    )
 
 
 def _single_pass(config, objective: str) -> None:

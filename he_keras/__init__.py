@@ -1,4 +1,4 @@
-"""he_keras: hypersphere-embedding adversarial training and honest robustness evaluation on Keras 3."""
+"""he_keras: hypersphere-embedding adversarial training, honestly evaluated, on Keras 3."""
 
 import keras as _keras
 

@@ -5,20 +5,30 @@ exported. The objective says what to craft and which loss to minimise; this clas
 expects of a model around it: gradients, sample weights, mixed precision, replicas, metrics, saving.
 """
 
+import copy
 import pathlib
 import zipfile
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from he_keras import attacks, losses
+from he_keras import attacks, losses, replicas, training_batch
 from he_keras.attacks.attack import Attack, is_wrong, seeds_from_content
+from he_keras.attacks.checks import check_seed
 from he_keras.attacks.victim import Victim
 from he_keras.layers.cosine_head import CosineHead
-from he_keras.objectives import Objective, Standard
+from he_keras.objectives import Objective, Standard, TrainingPass
 from he_keras.threat import ThreatModel
 
-_NOISE_KEY = "objective"
+_STATE_PREFIX = "objective_"
+
+
+class Update(NamedTuple):
+    """What one optimizer step leaves behind: its forward pass, and the gradient asked for."""
+
+    training_pass: TrainingPass
+    watched_gradient: Any
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -27,15 +37,16 @@ class HEAdversarialModel(keras.Model):
 
     `fit` reports `loss`, `accuracy` (on the examples trained on) and `clean_accuracy` where the
     objective knows it. `evaluate` reports `loss` (cross-entropy of the clean images, without
-    margin), `accuracy` (clean) and `robust_accuracy`.
+    margin), `accuracy` (clean) and `robust_accuracy`. Logits are float32 under half-precision
+    policies. Batches are images within the threat model's bounds and class numbers.
 
     Args:
         network: a `keras.Model` (or layer) from images to feature vectors.
         head: `CosineHead`, `keras.layers.Dense`, or any layer from features to logits.
         objective: a training objective; default `Standard()`.
-        evaluation_attack: the attack behind `robust_accuracy`: an `Attack`, a name such as "pgd-20",
-            "default", or None for none. The default is PGD-20 on the margin, which a large scale
-            cannot fool, against the objective's threat model.
+        evaluation_attack: the attack behind `robust_accuracy`: an `Attack`, a name such as
+            "pgd-20", "default", or None for none. The default is PGD-20 on the margin, which a
+            large scale cannot fool, against the objective's threat model.
         seed: seed of the random starts in training and evaluation.
 
     Example:
@@ -59,12 +70,20 @@ class HEAdversarialModel(keras.Model):
         **kwargs,
     ) -> None:
         _check_parts(network, head, objective)
+        check_seed(seed)
         super().__init__(**kwargs)
+        # The network decides where half precision begins; cast to it here, an image would lose its
+        # perturbation before any normalisation.
+        self.autocast = False
         self.network = network
         self.head = head
         self.objective = Standard() if objective is None else objective
         self.seed = int(seed)
-        self.evaluation_attack = _resolve_attack(evaluation_attack, self.objective.threat)
+        # Keras warns and leaves XLA off for objectives whose state it cannot compile.
+        self.supports_jit = self.objective.supports_jit
+        self.evaluation_attack = _resolve_attack(
+            evaluation_attack, self.objective.threat, self.seed
+        )
         self.loss_tracker = keras.metrics.Mean(name="loss")
         self.accuracy_metric = keras.metrics.Mean(name="accuracy")
         self.clean_accuracy_metric = keras.metrics.Mean(name="clean_accuracy")
@@ -80,8 +99,9 @@ class HEAdversarialModel(keras.Model):
         features = self.network.compute_output_shape(input_shape)
         if len(features) != 2:
             raise ValueError(
-                "The network must end in a feature vector; expected output of shape (batch, features): add "
-                f"global pooling or Flatten; received output shape {tuple(features)}"
+                "The network must end in a feature vector; expected output of shape (batch, "
+                "features): add global pooling or Flatten; "
+                f"received output shape {tuple(features)}"
             )
         if not self.head.built:
             self.head.build(features)
@@ -90,7 +110,9 @@ class HEAdversarialModel(keras.Model):
 
     def call(self, inputs, training=None):
         """Returns the head's scaled logits, without margin."""
-        return self.head(self.features(inputs, training=bool(training)))
+        training_batch.check_floating(inputs)
+        logits = self.head(self.features(inputs, training=bool(training)))
+        return keras.ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
 
     def features(self, images, training: bool = False):
         """Returns the feature vectors in front of the head."""
@@ -121,14 +143,29 @@ class HEAdversarialModel(keras.Model):
                 "The objective owns the loss; expected compile() without `loss`: choose it by "
                 f"HEAdversarialModel(..., objective=...); received loss={loss!r}"
             )
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1 and kwargs.get("steps_per_execution", 1) != 1:
-            raise ValueError(
-                "Keras cannot run several steps per execution on more than one replica; expected "
-                "steps_per_execution=1; "
-                f"received steps_per_execution={kwargs['steps_per_execution']}"
-            )
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            steps = kwargs.get("steps_per_execution", 1)
+            if steps != 1:
+                raise ValueError(
+                    "Keras cannot run several steps per execution on more than one replica; "
+                    f"expected steps_per_execution=1; received steps_per_execution={steps}"
+                )
+            if jit_compile is True:
+                raise ValueError(
+                    "XLA cannot compile a step over more than one replica; expected "
+                    "jit_compile=False; received jit_compile=True"
+                )
         super().compile(optimizer=optimizer, jit_compile=jit_compile, **kwargs)
+
+    def fit(self, *args, **kwargs):
+        """Trains as `keras.Model.fit` does."""
+        with replicas.explained_first_batch():
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        """Evaluates as `keras.Model.evaluate` does."""
+        with replicas.explained_first_batch():
+            return super().evaluate(*args, **kwargs)
 
     def compile_from_config(self, config) -> None:
         """Compiles a loaded model with its saved optimizer and metrics."""
@@ -139,113 +176,121 @@ class HEAdversarialModel(keras.Model):
     @property
     def metrics(self) -> list:
         """Our own metrics, then those given to `compile`."""
-        own = [
+        own = self._own_metrics()
+        names = {metric.name for metric in own}
+        return own + [metric for metric in super().metrics if metric.name not in names]
+
+    def get_metrics_result(self) -> dict:
+        """Results of the metrics in use: between steps, the ones updated since the last reset."""
+        results = super().get_metrics_result()
+        if tf.executing_eagerly():
+            for metric in self._own_metrics():
+                if not metric.count.numpy():
+                    del results[metric.name]
+        return results
+
+    def _own_metrics(self) -> list:
+        return [
             self.loss_tracker,
             self.accuracy_metric,
             self.clean_accuracy_metric,
             self.robust_accuracy_metric,
         ]
-        return own + [metric for metric in super().metrics if metric.name not in {m.name for m in own}]
 
     def step_seed(self):
         """Seed of this training step's random draws: a function of seed, step and replica only."""
         step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int32)
-        return tf.stack([self.seed, step]) + tf.stack([_replica() * 7_919, 0])
+        return tf.stack([self.seed, step]) + tf.stack([replicas.number() * 7_919, 0])
 
     def train_step(self, data) -> dict:
         """One step of the objective."""
-        images, labels, sample_weight = self._unpack(data)
-        self._clean_logits_known = False
-        self.objective.train_step(self, images, labels, sample_weight)
-        reported = {"loss": self.loss_tracker, "accuracy": self.accuracy_metric}
-        if self._clean_logits_known:
-            reported["clean_accuracy"] = self.clean_accuracy_metric
-        return self._results(reported, labels, self._last_logits, sample_weight)
+        images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
+        if not self.built:
+            self.build(tuple(images.shape))
+        if not self.optimizer.built:
+            # An unbuilt LossScaleOptimizer would put its first scale into the graph for good.
+            self.optimizer.build(self.trainable_variables)
+        images = replicas.require_examples(images, self.network)
+        training_pass = self.objective.train_step(self, images, labels, sample_weight)
+        reported = [self.loss_tracker, self.accuracy_metric]
+        if training_pass.clean_logits is not None:
+            reported.append(self.clean_accuracy_metric)
+        return self._results(reported, labels, training_pass.logits, sample_weight)
 
-    def update(self, compute, labels, sample_weight, watch=None):
-        """Minimises the mean of `compute().losses` by one optimizer step.
+    def update(self, compute, labels, sample_weight, watch=None) -> Update:
+        """Minimises the mean of `compute().losses` by one optimizer step and updates the metrics.
 
         Args:
             compute: function without arguments that returns a `TrainingPass`.
             labels: integer labels, for the metrics.
             sample_weight: weight of each example, or None.
-            watch: tensor whose gradient is returned, taken from the same backward pass.
+            watch: tensor whose gradient is returned, taken from the same backward pass; it carries
+                the loss scale of mixed precision.
         """
         watched = [] if watch is None else [watch]
         with tf.GradientTape() as tape:
             for tensor in watched:
                 tape.watch(tensor)
             training_pass = compute()
-            weighted = training_pass.losses
-            if sample_weight is not None:
-                weighted *= tf.cast(tf.reshape(sample_weight, [-1]), weighted.dtype)
-            regularization = tf.add_n([tf.cast(each, weighted.dtype) for each in self.losses] or [0.0])
-            total = tf.reduce_sum(weighted) / _global_count(weighted) + regularization / _replicas()
-            scaled = self.optimizer.scale_loss(total)
+            weighted = _weighted(training_pass.losses, sample_weight)
+            # By the global count, uneven shares of the replicas weigh as one batch would.
+            global_count = replicas.total(tf.cast(tf.size(weighted), weighted.dtype))
+            regularization = tf.zeros([], weighted.dtype)
+            for each in self.losses:
+                regularization += tf.cast(each, weighted.dtype)
+            loss = tf.reduce_sum(weighted) / global_count + regularization / replicas.count()
+            scaled = self.optimizer.scale_loss(loss)
         variables = self.trainable_variables
         gradients = tape.gradient(scaled, [*variables, *watched])
         self.optimizer.apply(gradients[: len(variables)], variables)
         self.loss_tracker.update_state(weighted + regularization)
         self.accuracy_metric.update_state(_is_right(training_pass.logits, labels))
         if training_pass.clean_logits is not None:
-            self._clean_logits_known = True
             self.clean_accuracy_metric.update_state(_is_right(training_pass.clean_logits, labels))
-        self._last_logits = training_pass.logits
-        return gradients[-1] if watched else None
+        return Update(training_pass, gradients[-1] if watched else None)
 
     def test_step(self, data) -> dict:
-        """Scores clean images and, with an evaluation attack, the worst case of clean and attacked."""
-        images, labels, sample_weight = self._unpack(data)
+        """Scores clean images and, with an evaluation attack, the worse of clean and attacked."""
+        images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
         logits = self(images, training=False)
-        cross_entropy = losses.cross_entropy(logits, labels)
-        if sample_weight is not None:
-            cross_entropy *= tf.cast(tf.reshape(sample_weight, [-1]), cross_entropy.dtype)
-        self.loss_tracker.update_state(cross_entropy)
-        self.accuracy_metric.update_state(_is_right(logits, labels))
-        reported = {"loss": self.loss_tracker, "accuracy": self.accuracy_metric}
-        attack = self.evaluation_attack
-        if attack is not None:
-            victim = Victim(self, attack.logit_scale)
-            x_adv = attack.perturb(victim, images, labels, seeds_from_content(images, attack.seed))
-            attacked = _is_right(self(x_adv, training=False), labels)
-            self.robust_accuracy_metric.update_state(attacked * _is_right(logits, labels))
-            reported["robust_accuracy"] = self.robust_accuracy_metric
+        right = _is_right(logits, labels)
+        self.loss_tracker.update_state(
+            _weighted(losses.cross_entropy(logits, labels), sample_weight)
+        )
+        self.accuracy_metric.update_state(right)
+        reported = [self.loss_tracker, self.accuracy_metric]
+        if self.evaluation_attack is not None:
+            attacked = _is_right(self(self._attacked(images, labels), training=False), labels)
+            self.robust_accuracy_metric.update_state(attacked * right)
+            reported.append(self.robust_accuracy_metric)
         return self._results(reported, labels, logits, sample_weight)
 
-    def _results(self, reported: dict, labels, logits, sample_weight) -> dict:
-        everything = self.compute_metrics(None, labels, logits, sample_weight=sample_weight)
-        own = {"loss", "accuracy", "clean_accuracy", "robust_accuracy"}
-        compiled = {name: value for name, value in everything.items() if name not in own}
-        return {**{name: metric.result() for name, metric in reported.items()}, **compiled}
+    def _attacked(self, images, labels):
+        attack = self.evaluation_attack
+        if self.jit_compile:
+            # XLA needs static shapes: the verdicts are the same without dropping broken examples.
+            attack = copy.copy(attack)
+            attack.stop_when_broken = False
+        victim = Victim(self, attack.logit_scale)
+        return attack.perturb(victim, images, labels, seeds_from_content(images, attack.seed))
 
-    def _unpack(self, data):
-        images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        images = tf.convert_to_tensor(images)
-        if not images.dtype.is_floating:
-            raise ValueError(
-                "Images must be floating-point values within the threat model's bounds; expected e.g. "
-                f"images / 255.0 as float32; received dtype {images.dtype.name}"
-            )
-        if labels is None:
-            raise ValueError("Labels are missing; expected (images, labels); received images only")
-        labels = tf.convert_to_tensor(labels)
-        if labels.shape.rank == 2 and labels.shape[1] != 1:
-            raise ValueError(
-                "Labels must be class numbers; expected shape (batch,): use labels.argmax(axis=-1) for "
-                f"one-hot labels; received shape {tuple(labels.shape)}"
-            )
-        return tf.cast(images, tf.float32), tf.cast(tf.reshape(labels, [-1]), tf.int32), sample_weight
+    def _results(self, reported: list, labels, logits, sample_weight) -> dict:
+        own = {metric.name for metric in self._own_metrics()}
+        compiled = self.compute_metrics(None, labels, logits, sample_weight=sample_weight)
+        return {
+            **{metric.name: replicas.mean_result(metric) for metric in reported},
+            **{name: value for name, value in compiled.items() if name not in own},
+        }
 
     def save_own_variables(self, store) -> None:
         """Saves the objective's state (such as FreeAT's perturbation) beside the weights."""
         for name, array in self.objective.state_arrays().items():
-            store[f"{_NOISE_KEY}_{name}"] = array
+            store[f"{_STATE_PREFIX}{name}"] = array
 
     def load_own_variables(self, store) -> None:
         """Restores what `save_own_variables` wrote."""
-        prefix = f"{_NOISE_KEY}_"
         self.objective.load_state_arrays(
-            {name.removeprefix(prefix): store[name][...] for name in store.keys()}
+            {name.removeprefix(_STATE_PREFIX): store[name][...] for name in store.keys()}
         )
 
     def get_config(self) -> dict:
@@ -285,41 +330,29 @@ def _check_parts(network, head, objective) -> None:
         )
 
 
-def _resolve_attack(attack, threat: ThreatModel | None) -> Attack | None:
+def _resolve_attack(attack, threat: ThreatModel | None, seed: int) -> Attack | None:
     if attack is None or isinstance(attack, Attack):
         return attack
     if threat is None:
         if attack == "default":
             return None
         raise ValueError(
-            "An evaluation attack by name needs a threat model; expected an objective with one, or an "
-            f"Attack; received evaluation_attack={attack!r}"
+            "An evaluation attack by name needs a threat model; expected an objective with one, or "
+            f"an Attack; received evaluation_attack={attack!r}"
         )
     if attack == "default":
-        return attacks.get("pgd-20", threat, loss="cw", name="margin-pgd-20")
-    return attacks.get(attack, threat)
+        return attacks.get("pgd-20", threat, loss="cw", name="margin-pgd-20", seed=seed)
+    return attacks.get(attack, threat, seed=seed)
 
 
 def _is_right(logits, labels):
     return tf.cast(~is_wrong(logits, labels), tf.float32)
 
 
-def _replicas() -> int:
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def _replica():
-    context = tf.distribute.get_replica_context()
-    return 0 if context is None else context.replica_id_in_sync_group
-
-
-def _global_count(per_example):
-    """Number of examples in the batch over all replicas, so that uneven splits weigh the same."""
-    count = tf.cast(tf.size(per_example), per_example.dtype)
-    if _replicas() == 1:
-        return count
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+def _weighted(per_example, sample_weight):
+    if sample_weight is None:
+        return per_example
+    return per_example * tf.cast(tf.reshape(sample_weight, [-1]), per_example.dtype)
 
 
 def load_model(path):

@@ -1,7 +1,7 @@
 """SavedModel for serving: the logits that were trained and attacked, and their softmax.
 
-Layout `<directory>/<version>/`, as TensorFlow Serving expects it; the folder appears complete or not
-at all (Serving polls). Two signatures: `serving_default` takes float images within [0, 1],
+Layout `<directory>/<version>/`, as TensorFlow Serving expects it; the folder appears complete or
+not at all (Serving polls). Two signatures: `serving_default` takes float images within [0, 1],
 `serve_uint8` takes bytes 0..255 and scales them inside the graph. Both return `logits` (scale
 included), `probabilities` and `classes`.
 """

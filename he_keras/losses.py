@@ -1,9 +1,8 @@
 """Per-example losses on logits, for training objectives and for attacks (which ascend them).
 
-Every function takes logits of shape `(n, classes)` and returns shape `(n,)`. All compute stably from
-logits (log-sum-exp with max-shift); the released HE loss exponentiates directly and overflows.
-Definitions: ALGORITHMS: cross-entropy, KL to a fixed clean prediction, C&W margin, DLR and targeted DLR
-(Croce & Hein 2020).
+Every function takes logits of shape `(n, classes)` and returns shape `(n,)`. All compute stably
+from logits (log-sum-exp with max-shift); the released HE loss exponentiates directly and overflows.
+Papers: C&W margin (Carlini & Wagner 2017), DLR and targeted DLR (Croce & Hein 2020).
 """
 
 import tensorflow as tf
@@ -69,7 +68,7 @@ def true_logit(logits, labels):
 
 
 def _largest_other(logits, labels):
-    is_true = tf.one_hot(labels, tf.shape(logits)[-1], on_value=True, off_value=False, dtype=tf.bool)
+    is_true = tf.one_hot(labels, tf.shape(logits)[-1], True, False, dtype=tf.bool)
     lowest = tf.fill(tf.shape(logits), logits.dtype.min)
     return tf.reduce_max(tf.where(is_true, lowest, logits), axis=-1)
 

@@ -70,7 +70,9 @@ class ThreatModel:
         low, high = _checked_bounds(bounds)
         radius = parse_epsilon(epsilon)
         if radius <= 0:
-            raise ValueError(f"epsilon must be positive; expected > 0; received epsilon={epsilon!r}")
+            raise ValueError(
+                f"epsilon must be positive; expected > 0; received epsilon={epsilon!r}"
+            )
         if norm == "linf" and radius > high - low:
             raise ValueError(
                 f"epsilon is wider than the pixel bounds; expected at most {high - low} for "
@@ -82,7 +84,7 @@ class ThreatModel:
         self.bounds = (low, high)
 
     def random_start(self, images, seed, radius: float | None = None):
-        """Draws a start uniformly from the ball of `radius` (default epsilon), then clips to the box.
+        """Draws uniformly from the ball of `radius` (default epsilon), then clips to the box.
 
         The l2 draw is uniform in volume (direction of a Gaussian, length `radius * u**(1/D)`), the
         l1 draw too (signed exponentials divided by their sum plus one more exponential).
@@ -99,12 +101,12 @@ class ThreatModel:
         return self.clip_to_bounds(images + tf.cast(radius, images.dtype) * noise)
 
     def steepest_step(self, gradient):
-        """Returns `U_p(gradient)`, the unit-length ascent direction of Lemma 1; zero for a zero gradient."""
+        """Returns `U_p(gradient)` of Lemma 1: of unit length, or zero for a zero gradient."""
         if self.norm == "linf":
             return tf.sign(gradient)
         if self.norm == "l2":
-            # A saturated loss leaves gradients around 1e-20: scaled by the largest entry first, their
-            # squares do not underflow, and the step keeps its unit length.
+            # A saturated loss leaves gradients around 1e-20: scaled by the largest entry first,
+            # their squares do not underflow, and the step keeps its unit length.
             direction = tf.math.divide_no_nan(gradient, _per_example_norm(gradient, "linf"))
             return tf.math.divide_no_nan(direction, _per_example_norm(direction, "l2"))
         magnitude = tf.abs(gradient)
@@ -134,7 +136,8 @@ class ThreatModel:
             return tf.clip_by_value(perturbation, -self.epsilon, self.epsilon)
         if self.norm == "l2":
             length = _per_example_norm(perturbation, "l2")
-            return perturbation * tf.minimum(1.0, self.epsilon / tf.maximum(length, _NORM_FLOOR))
+            # The tensor comes first: it decides the dtype of the constant.
+            return perturbation * tf.minimum(self.epsilon / tf.maximum(length, _NORM_FLOOR), 1.0)
         return self._project_l1(perturbation, tf.abs(perturbation))
 
     def clip_to_bounds(self, images):
@@ -196,7 +199,7 @@ class ThreatModel:
 
 
 def draw_per_seed(sampler, images, seed):
-    """Calls `sampler(shape, seed, dtype)` once for the batch, or once per example for `(n, 2)` seeds."""
+    """Calls `sampler(shape, seed, dtype)` once, or once per example for `(n, 2)` seeds."""
     seed = tf.convert_to_tensor(seed)
     shape = tf.shape(images)
     if seed.shape.rank == 1:
@@ -258,7 +261,8 @@ def _uniform_l1(shape, seed, dtype):
     one_per_example = tf.concat([shape[:1], tf.ones_like(shape[1:])], axis=0)
     rest_seed = tf.random.fold_in(seed, 1)
     rest = -tf.math.log(tf.random.stateless_uniform(one_per_example, rest_seed, tiny, 1.0, dtype))
-    signs = tf.sign(tf.random.stateless_uniform(shape, tf.random.fold_in(seed, 2), -1.0, 1.0, dtype))
+    sign_seed = tf.random.fold_in(seed, 2)
+    signs = tf.sign(tf.random.stateless_uniform(shape, sign_seed, -1.0, 1.0, dtype))
     lengths = -tf.math.log(uniform)
     total = tf.reshape(tf.reduce_sum(tf.reshape(lengths, [shape[0], -1]), axis=1), one_per_example)
     return signs * lengths / (total + rest)

@@ -111,7 +111,9 @@ def adversarial_model(head_name, objective=None):
 
 def float64_logits(head_name, x):
     """Logits of the float64 network in NumPy, the one that the stored losses were computed with."""
-    stored = {name: array.astype(np.float64) for name, array in arrays(f"model_{head_name}").items()}
+    stored = {
+        name: array.astype(np.float64) for name, array in arrays(f"model_{head_name}").items()
+    }
     hidden = np.asarray(x, np.float64)
     for name in ("conv1", "conv2"):
         hidden = _strided_convolution(hidden, stored[f"{name}_kernel"]) + stored[f"{name}_bias"]

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import sys
 
-_PROGRAMS = ("train", "evaluate", "export", "quickstart")
+_PROGRAMS = ("train", "evaluate", "export", "quickstart", "benchmark")
 
 
 @contextlib.contextmanager
@@ -22,14 +22,17 @@ def fail(message: str) -> None:
     raise SystemExit(2)
 
 
-def run(main) -> None:
-    """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
+def run(main, positional: int = 0) -> None:
+    """Runs an absl program; mistakes in its flags end in one line and exit code 2.
+
+    `positional` is the number of arguments that are not flags.
+    """
     from absl import app
 
-    app.run(main, flags_parser=_parse_flags)
+    app.run(main, flags_parser=lambda argv: _parse_flags(argv, positional))
 
 
-def _parse_flags(argv):
+def _parse_flags(argv, positional: int):
     from absl import flags
 
     with one_line_errors():
@@ -40,8 +43,9 @@ def _parse_flags(argv):
     if flags.FLAGS.help or flags.FLAGS.helpshort:
         print(flags.FLAGS.main_module_help())
         raise SystemExit(0)
-    if len(arguments) > 1:
-        fail(f"Unknown argument; expected only --flags; received {' '.join(arguments[1:])}")
+    if len(arguments) > 1 + positional:
+        extra = " ".join(arguments[1 + positional :])
+        fail(f"Unknown argument; expected only --flags; received {extra}")
     return arguments
 
 
@@ -51,4 +55,5 @@ def main() -> None:
         received = sys.argv[1] if len(sys.argv) > 1 else "nothing"
         fail(f"Unknown program; expected he-keras {'|'.join(_PROGRAMS)}; received {received}")
     name = sys.argv.pop(1)
-    run(importlib.import_module(f"he_keras_tools.{name}").main)
+    program = importlib.import_module(f"he_keras_tools.{name}")
+    run(program.main, getattr(program, "POSITIONAL", 0))

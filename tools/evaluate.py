@@ -1,12 +1,14 @@
 """Robust accuracy of a trained model, over the whole test set unless told otherwise.
 
 python tools/evaluate.py --run=runs/cifar10_small
-python tools/evaluate.py --model=model.keras --data=cifar10 --attacks=pgd-20,cw-linf-20 --epsilon=8/255
+python tools/evaluate.py --model=model.keras --data=cifar10 --attacks=pgd-20,cw-linf-20
+--epsilon=8/255
 """
 
 import pathlib
 
 from absl import flags
+
 from he_keras_tools import cli
 
 _RUN = flags.DEFINE_string("run", None, "Run folder: model, data, threat and attacks come from it.")
@@ -43,9 +45,7 @@ def main(_argv) -> None:
         dataset = he.data.load(settings["data"], "test", settings["data_dir"] or None)
         dataset = dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
         model = he.load_model(model_path)
-    report = he.evaluate_robustness(
-        model, dataset, threat, chosen, output_dir, show_progress=True
-    )
+    report = he.evaluate_robustness(model, dataset, threat, chosen, output_dir, show_progress=True)
     print(report.table())
     print(f"Report: {output_dir / 'report.json'}")
 

@@ -6,6 +6,7 @@ python tools/export.py --model=runs/cifar10_small/model.keras --output_dir=servi
 import pathlib
 
 from absl import flags
+
 from he_keras_tools import cli
 
 _MODEL = flags.DEFINE_string("model", None, "A .keras file or a run folder.")
@@ -17,7 +18,9 @@ def main(_argv) -> None:
     """Loads the model and writes the next version."""
     with cli.one_line_errors():
         if not _MODEL.value or not _OUTPUT_DIR.value:
-            raise ValueError("Missing flag; expected --model=... and --output_dir=...; received less")
+            raise ValueError(
+                "Missing flag; expected --model=... and --output_dir=...; received less"
+            )
         import he_keras as he
 
         path = pathlib.Path(_MODEL.value)

@@ -9,6 +9,7 @@ import sys
 import time
 
 from absl import flags
+
 from he_keras_tools import cli
 
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/quickstart", "Folder of the results.")
@@ -26,6 +27,7 @@ def main(_argv) -> None:
     best = max(results, key=lambda head: results[head]["report"].worst_case)
     _export(best, results[best], folder)
     (folder / "table.txt").write_text("\n".join(lines) + "\n")
+    print(f"  Picture:     {_draw(results, folder)}")
     print(f"Total: {time.monotonic() - began:.0f} s")
 
 
@@ -71,6 +73,19 @@ def _table(results: dict) -> list[str]:
     count = next(iter(results.values()))["report"].num_examples
     lines.append(f"(accuracy on {count} test images; l_inf, epsilon 0.15; all attacks 20 steps)")
     return lines
+
+
+def _draw(results: dict, folder: pathlib.Path) -> pathlib.Path:
+    from he_keras.evaluation import plot_accuracies
+
+    columns = ("PGD-20", "adaptive PGD-20", "margin PGD-20")
+    accuracies = {}
+    for head, result in results.items():
+        report = result["report"]
+        robust = zip(columns, (row.robust_accuracy for row in report.rows), strict=True)
+        accuracies[_HEADS[head]] = {"clean": report.clean_accuracy, **dict(robust)}
+    title = "scikit-learn digits, 360 test images, l_inf, epsilon 0.15"
+    return plot_accuracies(accuracies, folder / "result.png", title)
 
 
 def _export(head: str, result: dict, folder: pathlib.Path) -> None:

@@ -8,8 +8,9 @@ import shlex
 import sys
 
 from absl import flags
-from he_keras_tools import cli
 from ml_collections import config_flags
+
+from he_keras_tools import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Run folder; default runs/<name>.")

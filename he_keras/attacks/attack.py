@@ -6,6 +6,8 @@ misclassified, restarts, the final projection, the success test, and the counts 
 
 Reproducibility: random draws come from `(seed, example number)`, so that the batch size never
 changes a result. Compilation: one trace per (model, image shape, dtype); the batch size is dynamic.
+A later call with the same model sees its current weights, but the settings of the attack, and
+Python numbers and NumPy arrays inside the model, as they were at the first call.
 """
 
 import dataclasses
@@ -16,11 +18,17 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
+from he_keras.attacks.checks import (
+    check_examples,
+    check_not_probabilities,
+    check_positive_integer,
+    check_seed,
+    check_threat,
+)
 from he_keras.attacks.victim import Victim, check_logit_scale
 from he_keras.threat import ThreatModel
 
-_BOUND_TOLERANCE = 1e-6
-_PROBABILITY_TOLERANCE = 1e-5
+_PROBE_SIZE = 8
 KEEP = ("best", "last")
 
 
@@ -88,22 +96,28 @@ class Attack:
         seed: int = 0,
         name: str = "attack",
     ) -> None:
-        if not isinstance(threat, ThreatModel):
-            raise TypeError(f"Invalid threat; expected a ThreatModel; received threat={threat!r}")
+        check_threat(threat)
         if keep not in KEEP:
             raise ValueError(f"Invalid keep; expected one of {KEEP}; received keep={keep!r}")
         check_positive_integer("num_restarts", num_restarts)
         check_positive_integer("batch_size", batch_size)
+        check_seed(seed)
         check_logit_scale(logit_scale)
+        if not isinstance(stop_when_broken, bool):
+            raise TypeError(
+                "Invalid stop_when_broken; expected True or False; "
+                f"received stop_when_broken={stop_when_broken!r}"
+            )
         self.threat = threat
-        self.num_restarts = num_restarts
-        self.logit_scale = logit_scale
+        self.num_restarts = int(num_restarts)
+        self.logit_scale = logit_scale if isinstance(logit_scale, str) else float(logit_scale)
         self.stop_when_broken = stop_when_broken
         self.keep = keep
-        self.batch_size = batch_size
-        self.seed = seed
+        self.batch_size = int(batch_size)
+        self.seed = int(seed)
         self.name = name
-        self._compiled_for: tuple[Any, Any] = (None, None)
+        self._compiled: Any = None
+        self._compiled_key: tuple | None = None
 
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Crafts adversarial images: the one method that an attack writes.
@@ -114,10 +128,15 @@ class Attack:
             labels: int tensor `(n,)`.
             seeds: int tensor `(n, 2)`, one seed for each example, or `(2,)` for the whole batch.
         """
-        raise TypeError(f"{type(self).__name__} is not an attack; expected a subclass that defines run()")
+        raise TypeError(
+            f"{type(self).__name__} is not an attack; expected a subclass that defines run()"
+        )
 
     def perturb(self, victim: Victim, images, labels, seeds):
-        """Returns projected adversarial images, without gradient; usable inside a training step."""
+        """Returns projected adversarial images, without gradient, of one run on every example.
+
+        Usable inside a training step or another `tf.function`; arguments as for `run`.
+        """
         x_adv = self.run(victim, images, labels, seeds).x_adv
         return tf.stop_gradient(self.threat.project(x_adv, images))
 
@@ -126,23 +145,26 @@ class Attack:
 
         Args:
             model: a `keras.Model` or a callable `images -> logits`.
-            images: array `(n, ...)` within the threat model's bounds.
+            images: floating-point array `(n, ...)` within the threat model's bounds; `x_adv` is
+                float64 if it is, else float32.
             labels: integer array `(n,)`.
             example_ids: numbers that identify the examples in random draws; default 0..n-1. Pass
                 the positions in the data set when attacking a part of it.
         """
         images, labels = check_examples(self.threat, images, labels)
         ids = np.arange(len(images)) if example_ids is None else np.asarray(example_ids)
-        if ids.shape != labels.shape:
+        if ids.shape != labels.shape or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
-                f"example_ids do not match; expected shape {labels.shape}; received shape {ids.shape}"
+                f"example_ids do not match; expected integers of shape {labels.shape}; "
+                f"received dtype={ids.dtype}, shape={ids.shape}"
             )
-        self._check_classifier(Victim(model, self.logit_scale), images[: self.batch_size], labels)
+        self._check_classifier(model, images[: self.batch_size], labels)
         compiled = self._compile(model)
         parts = []
         for first in range(0, len(images), self.batch_size):
             rows = slice(first, first + self.batch_size)
-            parts.append(self._attack_with_restarts(compiled, images[rows], labels[rows], ids[rows]))
+            part = self._attack_with_restarts(compiled, images[rows], labels[rows], ids[rows])
+            parts.append(part)
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         x_adv, success, _, forward_passes, backward_passes, non_finite = columns
         distance = self.threat.distance(tf.constant(x_adv), tf.constant(images)).numpy()
@@ -165,14 +187,16 @@ class Attack:
 
     def _compile(self, model):
         """Returns the compiled batch function; the last model's is kept."""
-        if self._compiled_for[0] is not model:
-            victim = Victim(model, self.logit_scale)
-            function = tf.function(
-                lambda images, labels, seeds: self._attack_batch(victim, images, labels, seeds),
-                reduce_retracing=True,
+        victim = Victim(model, self.logit_scale)
+        # Every access to a bound method makes a new object: compare its two parts.
+        parts = getattr(model, "__self__", None), getattr(model, "__func__", model)
+        key = (*map(id, parts), victim.scale, getattr(victim.head, "margin", None))
+        if key != self._compiled_key:
+            self._compiled = tf.function(
+                lambda images, labels, seeds: self._attack_batch(victim, images, labels, seeds)
             )
-            self._compiled_for = (model, function)
-        compiled = self._compiled_for[1]
+            self._compiled_key = key
+        compiled = self._compiled
 
         def call(images, labels, seeds):
             # Tensors of unknown batch size keep one trace for every size.
@@ -188,34 +212,51 @@ class Attack:
         return call
 
     def _attack_batch(self, victim: Victim, images, labels, seeds):
-        """Attacks one batch inside the graph: clean check, `run`, projection, scoring."""
+        """Attacks one batch inside the graph: clean check, attack, scoring."""
         clean_logits = victim.logits(images)
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken:
             rows = tf.boolean_mask(rows, ~is_wrong(clean_logits, labels))
-        crafted = self.run(
-            victim, tf.gather(images, rows), tf.gather(labels, rows), tf.gather(seeds, rows)
+        zeros = tf.zeros_like(labels)
+        # Not every model can run on an empty batch.
+        x_adv, logits, forward_passes, backward_passes = tf.cond(
+            tf.size(rows) > 0,
+            lambda: self._attack_rows(victim, images, labels, seeds, clean_logits, rows),
+            lambda: (images, clean_logits, zeros, zeros),
         )
-        x_adv = self.threat.project(crafted.x_adv, tf.gather(images, rows))
-        x_adv = tf.where(tf.math.is_finite(x_adv), x_adv, tf.gather(images, rows))
-        logits = put_rows(clean_logits, rows, victim.logits(x_adv))
-        ones, zeros = tf.ones_like(labels), tf.zeros_like(labels)
-        forward_passes = ones + put_rows(zeros, rows, crafted.forward_passes + 1)
         finite = tf.reduce_all(tf.math.is_finite(clean_logits) & tf.math.is_finite(logits), axis=1)
         return (
-            put_rows(images, rows, x_adv),
+            x_adv,
             is_wrong(logits, labels),
             losses.margin(logits, labels),
-            forward_passes,
-            put_rows(zeros, rows, crafted.backward_passes),
+            forward_passes + 1,
+            backward_passes,
             ~finite,
         )
 
-    def _check_classifier(self, victim: Victim, images, labels) -> None:
-        logits = np.asarray(keras.ops.convert_to_numpy(victim.logits(tf.constant(images[:8]))))
-        if logits.ndim != 2:
+    def _attack_rows(self, victim: Victim, images, labels, seeds, clean_logits, rows):
+        """Attacks some rows; the others keep their image and their clean logits."""
+        chosen = tf.gather(images, rows)
+        crafted = self.run(victim, chosen, tf.gather(labels, rows), tf.gather(seeds, rows))
+        x_adv = self.threat.project(crafted.x_adv, chosen)
+        x_adv = tf.where(tf.math.is_finite(x_adv), x_adv, chosen)
+        zeros = tf.zeros_like(labels)
+        return (
+            put_rows(images, rows, x_adv),
+            put_rows(clean_logits, rows, victim.logits(x_adv)),
+            put_rows(zeros, rows, crafted.forward_passes + 1),
+            put_rows(zeros, rows, crafted.backward_passes),
+        )
+
+    def _check_classifier(self, model, images, labels) -> None:
+        """Runs the model on a few images: it must return logits that fit the labels."""
+        images = tf.constant(images[:_PROBE_SIZE])
+        # Unscaled: probabilities times a number would no longer look like probabilities.
+        logits = Victim(model).logits(images).numpy()
+        if logits.ndim != 2 or len(logits) != len(images):
             raise ValueError(
-                f"Not a classifier; expected logits of shape (n, classes); received shape {logits.shape}"
+                f"Not a classifier; expected logits of shape ({len(images)}, classes) for "
+                f"{len(images)} images; received shape {logits.shape}"
             )
         check_not_probabilities(logits)
         num_classes = logits.shape[1]
@@ -257,6 +298,17 @@ def is_wrong(logits, labels):
     return has_nan | (predictions != tf.cast(labels, tf.int32))
 
 
+def input_gradient(tape, loss, images):
+    """Returns the gradient of `loss` with 0 for NaN and infinity, or says that there is none."""
+    gradient = tape.gradient(loss, images)
+    if gradient is None:
+        raise ValueError(
+            "This attack needs gradients; expected logits that depend differentiably on the images "
+            "(else use an attack without gradients); received a model without any gradient"
+        )
+    return tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
+
+
 def seeds_from_content(images, seed: int):
     """Derives a seed for each example from its pixels, where positions in the data are unknown.
 
@@ -271,59 +323,6 @@ def seeds_from_content(images, seed: int):
 def put_rows(tensor, rows, values):
     """Returns `tensor` with `values` at `rows` of the first axis."""
     return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis], tf.cast(values, tensor.dtype))
-
-
-def check_positive_integer(name: str, value) -> None:
-    """Raises a ValueError unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"Invalid {name}; expected an integer >= 1; received {name}={value!r}")
-
-
-def check_examples(threat: ThreatModel, images, labels) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images as float arrays and labels as int32, or says what is wrong with them."""
-    images = np.asarray(images)
-    labels = np.asarray(labels)
-    if not np.issubdtype(images.dtype, np.floating) or images.ndim < 2:
-        raise ValueError(
-            "Invalid images; expected floating-point values of shape (n, ...); received "
-            f"dtype={images.dtype}, shape={images.shape}"
-        )
-    if labels.shape == (len(images), 1):
-        labels = labels[:, 0]
-    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"Invalid labels; expected integers of shape ({len(images)},); received "
-            f"dtype={labels.dtype}, shape={labels.shape}"
-        )
-    if len(images) == 0:
-        raise ValueError("No examples; expected at least one image; received 0")
-    if labels.min() < 0:
-        raise ValueError(f"Negative label; expected labels >= 0; received {labels.min()}")
-    _check_range(images, *threat.bounds)
-    images = images if images.dtype == np.float64 else images.astype(np.float32)
-    return np.clip(images, *threat.bounds), labels.astype(np.int32)
-
-
-def _check_range(images: np.ndarray, low: float, high: float) -> None:
-    smallest, largest = float(images.min()), float(images.max())
-    if not low - _BOUND_TOLERANCE <= smallest <= largest <= high + _BOUND_TOLERANCE:
-        raise ValueError(
-            f"Images outside the threat model's bounds (or NaN); expected values in [{low}, {high}], "
-            "with any normalisation inside the model; "
-            f"received values in [{smallest}, {largest}]"
-        )
-
-
-def check_not_probabilities(logits: np.ndarray) -> None:
-    """Refuses outputs that look like a softmax: attacks on probabilities are misleadingly weak."""
-    close = _PROBABILITY_TOLERANCE
-    rows_sum_to_one = np.all(np.abs(logits.sum(axis=1) - 1.0) < close)
-    if rows_sum_to_one and logits.min() > -close and logits.max() < 1.0 + close:
-        raise ValueError(
-            "The model returns probabilities; expected logits: remove the softmax of the last layer, or pass "
-            "`lambda images: tf.math.log(model(images, training=False))`; "
-            "received rows that sum to 1"
-        )
 
 
 def _merge_restart(best: list, again: list, rows: np.ndarray) -> None:

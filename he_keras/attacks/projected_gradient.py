@@ -10,17 +10,21 @@ from the paper's l1 norm, hence the same signs); margin loss, Carlini & Wagner 2
 HE paper Sec. 4.4 (scale and margin in the attacked loss).
 
 Deviation from the papers' scripts: by default the strongest iterate is returned and broken examples
-are dropped; `keep="last", stop_when_broken=False` gives their protocol. Cost: `num_steps` forward and
-backward passes, plus one forward pass to score the last iterate with `keep="best"`.
+are dropped; `keep="last", stop_when_broken=False` gives their protocol. Cost: `num_steps` forward
+and backward passes, plus one forward pass to score the last iterate with `keep="best"` and one for
+the clean prediction with `loss="kl"`.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, Crafted, check_positive_integer, is_wrong, put_rows
+from he_keras.attacks.attack import Attack, Crafted, input_gradient, is_wrong, put_rows
+from he_keras.attacks.checks import check_number, check_positive_integer, check_threat
 from he_keras.attacks.registry import register
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
@@ -85,17 +89,17 @@ class ProjectedGradient(Attack):
     ) -> None:
         super().__init__(threat, name=name, **kwargs)
         check_positive_integer("num_steps", num_steps)
-        _check_choices(loss, random_start, margin)
-        self.num_steps = num_steps
+        self.random_start = _checked_start(random_start)
+        _check_choices(loss, self.random_start, decay, margin)
+        self.num_steps = int(num_steps)
         self.step_size = 2.5 * threat.epsilon / num_steps
         if step_size is not None:
             self.step_size = parse_epsilon(step_size)
         if self.step_size <= 0:
             raise ValueError(f"Invalid step_size; expected > 0; received step_size={step_size!r}")
-        self.random_start = random_start
         self.loss = loss
-        self.decay = decay
-        self.margin = margin
+        self.decay = None if decay is None else float(decay)
+        self.margin = margin if margin == "model" else float(margin)
         self.min_classes = losses.MIN_CLASSES[loss]
 
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
@@ -103,7 +107,10 @@ class ProjectedGradient(Attack):
         return self.ascend(victim, images, labels, self._start(images, seeds))
 
     def ascend(self, victim: Victim, images, labels, start) -> Crafted:
-        """Runs the loop from a given start."""
+        """Runs the loop from a given start, which may lie outside the ball and the bounds."""
+        if self.keep == "best" or self.stop_when_broken:
+            # Judged as an iterate itself, the start must be allowed.
+            start = self.threat.project(start, images)
         reference = tf.stop_gradient(victim.logits(images)) if self.loss == "kl" else labels
         state = self._initial_state(images, start)
 
@@ -154,19 +161,25 @@ class ProjectedGradient(Attack):
         """One iteration, on the examples not yet broken."""
         if not self.stop_when_broken:
             return self._step(victim, images, labels, reference, state)
-        rows = _padded_rows(~state.broken)
+        rows = tf.cast(tf.where(~state.broken)[:, 0], tf.int32)
+        padded = _padded_rows(rows, tf.size(state.broken))
         part = self._step(
-            victim, *(tf.gather(each, rows) for each in (images, labels, reference)), _take(state, rows)
+            victim,
+            tf.gather(images, padded),
+            tf.gather(labels, padded),
+            tf.gather(reference, padded),
+            _State(*(tf.gather(each, padded) for each in state)),
         )
-        return _State(*(put_rows(all_, rows, new) for all_, new in zip(state, part, strict=True)))
+        count = tf.size(rows)
+        pairs = zip(state, part, strict=True)
+        return _State(*(put_rows(everything, rows, new[:count]) for everything, new in pairs))
 
     def _step(self, victim, images, labels, reference, state: _State) -> _State:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(state.x_adv)
             logits = victim.logits(state.x_adv)
             loss = self._loss(victim, logits, labels, reference)
-        gradient = tape.gradient(loss, state.x_adv)
-        gradient = tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
+        gradient = input_gradient(tape, loss, state.x_adv)
         state = self._record(state, logits, loss, labels)
         direction = gradient
         if self.decay is not None:
@@ -185,18 +198,19 @@ class ProjectedGradient(Attack):
     def _loss(self, victim: Victim, logits, labels, reference):
         if self.loss == "kl":
             return losses.kl_divergence(reference, logits)
-        margin = victim.head_margin() if self.margin == "model" else float(self.margin)
+        margin = victim.head_margin() if isinstance(self.margin, str) else self.margin
         if margin:
-            classes = logits.shape[-1]
+            classes = tf.shape(logits)[-1]
             logits -= victim.scale * margin * tf.one_hot(labels, classes, dtype=logits.dtype)
         return losses.ATTACK_LOSSES[self.loss](logits, labels)
 
     def _record(self, state: _State, logits, loss, labels) -> _State:
-        """Notes broken examples, and the best iterate: a misclassified one, else the highest loss."""
+        """Notes broken examples and the best iterate: misclassified, else of the highest loss."""
         if not self.stop_when_broken and self.keep == "last":
             return state
         wrong = is_wrong(logits, labels)
         if self.keep == "best":
+            loss = tf.cast(loss, state.best_loss.dtype)
             better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
             state = state._replace(
                 best=tf.where(_like(better, state.best), state.x_adv, state.best),
@@ -226,6 +240,7 @@ class ProjectedGradient(Attack):
 @register("fgsm")
 def FGSM(threat: ThreatModel, **options) -> ProjectedGradient:
     """One step of length epsilon from the image itself."""
+    check_threat(threat)
     settings = {"num_steps": 1, "step_size": threat.epsilon, "random_start": False, "name": "fgsm"}
     return ProjectedGradient(threat, **{**settings, **options})
 
@@ -262,21 +277,33 @@ def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> Projecte
     return ProjectedGradient(threat, num_steps, **settings)
 
 
-def _check_choices(loss, random_start, margin) -> None:
+def _checked_start(random_start) -> bool | float | str:
+    """Returns True, False, "gaussian" or a positive radius, as plain Python values."""
+    if isinstance(random_start, (bool, np.bool_)):
+        return bool(random_start)
+    if isinstance(random_start, str) and random_start == "gaussian":
+        return random_start
+    is_number = isinstance(random_start, (int, float, np.integer, np.floating))
+    if is_number and 0 <= random_start < math.inf:
+        return float(random_start) or False
+    raise ValueError(
+        'Invalid random_start; expected True, False, a radius or "gaussian"; '
+        f"received random_start={random_start!r}"
+    )
+
+
+def _check_choices(loss, random_start, decay, margin) -> None:
     if loss not in LOSSES:
         raise ValueError(f"Unknown attack loss; expected one of {LOSSES}; received loss={loss!r}")
-    if isinstance(random_start, str) and random_start != "gaussian":
-        raise ValueError(
-            'Invalid random_start; expected True, False, a radius or "gaussian"; '
-            f"received random_start={random_start!r}"
-        )
+    if decay is not None:
+        check_number("decay", decay, 0.0)
     if loss == "kl" and random_start is False:
         raise ValueError(
             "The KL divergence has zero gradient at the image itself; expected a random start; "
             "received random_start=False"
         )
-    if isinstance(margin, str) and margin != "model":
-        raise ValueError(f'Invalid margin; expected a number or "model"; received margin={margin!r}')
+    if margin != "model":
+        check_number("margin", margin)
 
 
 def _standard_normal(shape, seed, dtype):
@@ -289,16 +316,11 @@ def _divided_by_mean_size(gradient):
     return gradient / tf.maximum(mean_size, _VELOCITY_FLOOR)
 
 
-def _padded_rows(active):
-    """Rows that are active, the last one repeated up to the next of a few fixed sizes."""
-    rows = tf.cast(tf.where(active)[:, 0], tf.int32)
-    unit = tf.maximum(tf.size(active) // _SIZES_PER_BATCH, 1)
+def _padded_rows(rows, batch_size):
+    """Repeats the last row up to the next of a few fixed sizes."""
+    unit = tf.maximum(batch_size // _SIZES_PER_BATCH, 1)
     missing = -tf.size(rows) % unit
     return tf.concat([rows, tf.repeat(rows[-1:], missing)], axis=0)
-
-
-def _take(state: _State, rows) -> _State:
-    return _State(*(tf.gather(each, rows) for each in state))
 
 
 def _any_rows(tensor):

@@ -20,7 +20,9 @@ def register(name: str, budget: str | None = None):
 
     def decorate(factory):
         if name in _FACTORIES:
-            raise ValueError(f"Attack registered twice; expected a new name; received name={name!r}")
+            raise ValueError(
+                f"Attack registered twice; expected a new name; received name={name!r}"
+            )
         _FACTORIES[name] = (factory, budget)
         return factory
 
@@ -29,7 +31,9 @@ def register(name: str, budget: str | None = None):
 
 def names() -> list[str]:
     """Returns the registered names, with K where a number is expected."""
-    return sorted(name if budget is None else f"{name}-K" for name, (_, budget) in _FACTORIES.items())
+    return sorted(
+        name if budget is None else f"{name}-K" for name, (_, budget) in _FACTORIES.items()
+    )
 
 
 def get(attack: str, threat: ThreatModel, **options) -> Attack:
@@ -37,11 +41,17 @@ def get(attack: str, threat: ThreatModel, **options) -> Attack:
     base, budget = _split(str(attack).lower())
     if base not in _FACTORIES or (budget is not None and _FACTORIES[base][1] is None):
         raise ValueError(
-            f"Unknown attack; expected one of {', '.join(names())} (K: a number); received {attack!r}"
+            f"Unknown attack; expected one of {', '.join(names())} (K: a number); "
+            f"received {attack!r}"
         )
     factory, argument = _FACTORIES[base]
-    if budget is not None:
-        options = {argument: budget, **options}
+    if budget is not None and argument is not None:
+        if options.get(argument, budget) != budget:
+            raise ValueError(
+                f"{argument} is given twice; expected it in the name or as an option; "
+                f"received {attack!r} and {argument}={options[argument]!r}"
+            )
+        options = {**options, argument: budget}
     return factory(threat, **{"name": str(attack).lower(), **options})
 
 

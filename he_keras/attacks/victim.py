@@ -1,6 +1,10 @@
 """What an attack sees of a classifier: images in, logits out, and the head where there is one."""
 
+import math
+import numbers
+
 import keras
+import tensorflow as tf
 
 from he_keras.layers.cosine_head import CosineHead
 
@@ -9,7 +13,8 @@ class Victim:
     """Wraps a `keras.Model` or a callable `images -> logits` for an attack.
 
     The wrapped model always runs with an explicit `training` flag (False unless asked otherwise):
-    leaving the flag out can put batch normalisation in training mode in Keras 3.
+    leaving the flag out can put batch normalisation in training mode in Keras 3. A model's head is
+    its attribute `head`, else its last layer.
 
     Args:
         model: a `keras.Model`, an `HEAdversarialModel`, or any callable from images to logits.
@@ -34,19 +39,28 @@ class Victim:
         self._factor = self.scale / head_scale
 
     def logits(self, images):
-        """Returns the logits that the attack works on."""
-        if isinstance(self.model, keras.Model):
+        """Returns the logits that the attack works on, in float32 or better."""
+        if isinstance(self.model, keras.layers.Layer):
             logits = self.model(images, training=self.training)
         else:
             logits = self.model(images)
+        if not tf.is_tensor(logits) or not logits.dtype.is_floating:
+            raise TypeError(
+                "The model does not return logits; expected one floating-point TensorFlow tensor "
+                "(n, classes); wrap other code in tf.numpy_function for attacks that need no "
+                f"gradient; received {logits!r:.100}"
+            )
+        if logits.dtype.size < tf.float32.size:
+            # Eight bits of mantissa would tie the losses that an attack compares.
+            logits = tf.cast(logits, tf.float32)
         return logits if self._factor == 1.0 else logits * self._factor
 
     def features(self, images):
         """Returns the feature vectors in front of the head, where the model offers them."""
         if not hasattr(self.model, "features"):
             raise ValueError(
-                "This attack works on features; expected a model with a method `features(images)` such as "
-                f"HEAdversarialModel; received {type(self.model).__name__}"
+                "This attack works on features; expected a model with a method `features(images)` "
+                f"such as HEAdversarialModel; received {type(self.model).__name__}"
             )
         return self.model.features(images, training=self.training)
 
@@ -57,9 +71,10 @@ class Victim:
 
 def check_logit_scale(logit_scale) -> None:
     """Raises a ValueError unless `logit_scale` is "model", "unit" or a positive number."""
-    if logit_scale in ("model", "unit"):
+    if isinstance(logit_scale, str) and logit_scale in ("model", "unit"):
         return
-    if isinstance(logit_scale, (int, float)) and logit_scale > 0:
+    is_number = isinstance(logit_scale, numbers.Real) and not isinstance(logit_scale, bool)
+    if is_number and 0 < logit_scale < math.inf:
         return
     raise ValueError(
         'Invalid logit_scale; expected "model", "unit" or a number > 0; '

@@ -1,4 +1,4 @@
-"""Keras callbacks: exact resume, history file, best-robust checkpoint, overfitting guard, progress."""
+"""Callbacks: exact resume, history file, best checkpoint, overfitting guard, progress."""
 
 from he_keras.callbacks.best_checkpoint import BestCheckpoint
 from he_keras.callbacks.exact_resume import CorruptCheckpointError, ExactResume, ResumePoint

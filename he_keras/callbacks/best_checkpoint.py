@@ -25,7 +25,8 @@ class BestCheckpoint(keras.callbacks.Callback):
         """Saves the model if this epoch is the best so far."""
         if self.monitor not in (logs or {}):
             raise ValueError(
-                f"No such metric; expected one of {sorted(logs or {})} (validation data are needed for val_*); "
+                f"No such metric; expected one of {sorted(logs or {})} (validation data are "
+                f"needed for val_*); "
                 f"received monitor={self.monitor!r}"
             )
         if logs[self.monitor] > self.best:

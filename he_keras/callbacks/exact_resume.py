@@ -1,8 +1,9 @@
 """Checkpoints from which a killed run goes on and ends with the very weights it would have had.
 
 Keras's own `BackupAndRestore` restarts the interrupted epoch. This callback stores, at any batch:
-weights, optimizer, metrics, the objective's state, the state of other callbacks, and the position in
-the data. Data order and random draws are functions of (seed, epoch, batch), so they need no storing.
+weights, optimizer, metrics, the objective's state, the state of other callbacks, and the position
+in the data. Data order and random draws are functions of (seed, epoch, batch), so they need no
+storing.
 """
 
 import json
@@ -68,7 +69,8 @@ class ExactResume(keras.callbacks.Callback):
         meta = json.loads(str(arrays.pop("meta")))
         if meta.get("format") != _FORMAT:
             raise CorruptCheckpointError(
-                f"Checkpoint of another format; expected format {_FORMAT}; received {meta} in {self.path}"
+                f"Checkpoint of another format; expected format {_FORMAT}; received {meta} in "
+                f"{self.path}"
             )
         _assign("weights", model.weights, arrays, self.path)
         _assign("optimizer", model.optimizer.variables, arrays, self.path)
@@ -106,7 +108,7 @@ class ExactResume(keras.callbacks.Callback):
         self._restored_metrics = None
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Saves where a save is due, except after an epoch's last batch: `on_epoch_end` does that."""
+        """Saves where due, except after an epoch's last batch: `on_epoch_end` does that."""
         done = batch + 1
         self._place = ResumePoint(self._place.epoch, self._first_batch + done)
         if done >= self._steps:
@@ -126,7 +128,7 @@ def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with open(temporary, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -138,7 +140,8 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
         raise CorruptCheckpointError(
-            f"Corrupt checkpoint; expected an .npz file written by ExactResume (delete it to start over); "
+            f"Corrupt checkpoint; expected an .npz file written by ExactResume (delete it to "
+            f"start over); "
             f"received {path}: {error}"
         ) from error
 
@@ -157,7 +160,9 @@ def _numbered_arrays(prefix: str, variables) -> dict[str, np.ndarray]:
 
 def _below(prefix: str, arrays: dict) -> dict[str, np.ndarray]:
     start = f"{prefix}/"
-    return {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+    return {
+        key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)
+    }
 
 
 def _assign(kind: str, variables, arrays: dict, path: pathlib.Path) -> None:
@@ -166,7 +171,8 @@ def _assign(kind: str, variables, arrays: dict, path: pathlib.Path) -> None:
     expected = [tuple(variable.shape) for variable in variables]
     if shapes != expected:
         raise CorruptCheckpointError(
-            f"Checkpoint of another model; expected {len(expected)} {kind} arrays of this model's shapes; "
+            f"Checkpoint of another model; expected {len(expected)} {kind} arrays of this "
+            f"model's shapes; "
             f"received {len(shapes)} in {path}"
         )
     for key, variable in zip(keys, variables, strict=True):

@@ -1,8 +1,9 @@
 """Stops single-step training that has collapsed (catastrophic overfitting).
 
-Paper: Wong et al. 2020, "Fast is better than free": after each epoch, robust accuracy on one training
-batch under a short multi-step attack; if it fell by more than a threshold since the last epoch, go
-back to the last epoch's weights and stop. It detects a collapse only after it has happened.
+Paper: Wong et al. 2020, "Fast is better than free": after each epoch, robust accuracy on one
+training batch under a short multi-step attack; if it fell by more than a threshold since the last
+epoch, go back to the last epoch's weights and stop. It detects a collapse only after it has
+happened.
 
 Deviation: the released code runs this attack in training mode; here it runs in inference mode.
 """

@@ -60,6 +60,7 @@ class StopOnNaN(keras.callbacks.Callback):
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"The loss is not finite; expected a number: lower the learning rate; received {loss} "
+                f"The loss is not finite; expected a number: lower the learning rate; received "
+                f"{loss} "
                 f"at batch {batch}"
             )

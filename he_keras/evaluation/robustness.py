@@ -1,4 +1,4 @@
-"""Robust accuracy of a classifier under several attacks, and per-example worst case over all of them.
+"""Robust accuracy under several attacks, and the per-example worst case over all of them.
 
 Every example counts, clean mistakes included. Each number is the share of *all* examples that are
 still classified correctly.
@@ -120,7 +120,9 @@ def evaluate_robustness(
     chosen = [_resolve(each, threat, batch_size, options) for each in attack_names]
     names = [attack.name for attack in chosen]
     if len(set(names)) != len(names):
-        raise ValueError(f"Attacks must have different names; expected no repeats; received {names}")
+        raise ValueError(
+            f"Attacks must have different names; expected no repeats; received {names}"
+        )
     victim = attacks.Victim(model)
     correct = {"clean": _predictions(victim, images, batch_size) == labels}
     rows = []

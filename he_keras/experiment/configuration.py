@@ -1,9 +1,9 @@
 """What an experiment's configuration contains, and how it becomes objects.
 
 A configuration is an `ml_collections.ConfigDict` of plain data. `default_config()` holds every key
-that exists; files in `configs/` change values. Sizes such as epsilon are strings ("8/255", "0.031"),
-so that a command-line override may use either form. An unknown key is an error that lists the valid
-ones.
+that exists; files in `configs/` change values. Sizes such as epsilon are strings ("8/255",
+"0.031"), so that a command-line override may use either form. An unknown key is an error that
+lists the valid ones.
 """
 
 import json
@@ -117,7 +117,8 @@ def build_objective(config) -> Objective:
         return objectives.get(name, build_threat(config), **options)
     except TypeError as error:
         raise ValueError(
-            f"Unknown option of objective {name!r}; expected its arguments; received {options}: {error}"
+            f"Unknown option of objective {name!r}; expected its arguments; received {options}: "
+            f"{error}"
         ) from error
 
 

@@ -25,7 +25,8 @@ def prepare(folder: pathlib.Path, config: dict) -> None:
         probe.unlink()
     except OSError as error:
         raise ValueError(
-            f"Cannot write to the output folder; expected a writable folder; received {folder}: {error}"
+            f"Cannot write to the output folder; expected a writable folder; received {folder}: "
+            f"{error}"
         ) from error
     stored = folder / "config.json"
     if stored.exists():
@@ -63,7 +64,8 @@ def _check_same(stored: dict, config: dict, folder: pathlib.Path) -> None:
     if different:
         changes = ", ".join(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in different)
         raise ValueError(
-            "The output folder holds a run with another configuration; expected the same one or a new folder; "
+            "The output folder holds a run with another configuration; expected the same one or "
+            "a new folder; "
             f"received {folder} with {changes}"
         )
 

@@ -11,7 +11,6 @@ import signal
 import sys
 
 import keras
-import numpy as np
 
 from he_keras import callbacks, data
 from he_keras.adversarial_model import HEAdversarialModel
@@ -40,7 +39,7 @@ def load_datasets(config) -> Datasets:
         shape, classes = tuple(config.network.input_shape), config.head.num_classes
         counts = (settings.train_examples, settings.validation_examples, settings.test_examples)
         return Datasets(*(data.synthetic(shape, classes, n, i) for i, n in enumerate(counts)))
-    splits = {}
+    splits: dict = {}
     for split in ("train", "validation", "test"):
         if split == "validation" and not settings.validation_examples:
             splits[split] = None
@@ -62,7 +61,8 @@ def load_datasets(config) -> Datasets:
 def _check_dataset(config, train) -> None:
     if train.num_classes != config.head.num_classes:
         raise ValueError(
-            f"Class count mismatch; expected head.num_classes={train.num_classes} for {train.name}; "
+            f"Class count mismatch; expected head.num_classes={train.num_classes} for "
+            f"{train.name}; "
             f"received head.num_classes={config.head.num_classes}"
         )
     expected = tuple(config.network.input_shape)
@@ -101,7 +101,9 @@ class Training:
             self.stateful.append(callbacks.BestCheckpoint(best))
         if config.train.overfitting_guard:
             batch = next(iter(self._stream(0, 0)))
-            self.stateful.insert(0, callbacks.OverfittingGuard(*(np.asarray(part) for part in batch)))
+            self.stateful.insert(
+                0, callbacks.OverfittingGuard(batch[0], batch[1])
+            )
         self.resume = _ResumeWithSignal(
             self.folder / "checkpoints" / "latest.npz",
             every_batches=config.train.checkpoint_every_batches,

@@ -12,6 +12,7 @@ Eq. 6 and in the code, a margin on the cosine (`angle="cosine"`) or on the angle
 """
 
 import math
+import numbers
 
 import keras
 import tensorflow as tf
@@ -47,13 +48,13 @@ class CosineHead(keras.layers.Layer):
         margin: the margin m, subtracted from the true class by `with_margin` in training losses.
         feature_norm: normalise the features (FN).
         weight_norm: normalise each class's weight vector (WN).
-        angle: "cosine" or "arc"; "arc" needs both normalisations, since an angle needs unit vectors.
+        angle: "cosine" or "arc"; "arc" needs both normalisations: an angle needs unit vectors.
         kernel_initializer: default is PyTorch's for linear layers, U(-1/sqrt(d), 1/sqrt(d)).
 
     Example:
-        >>> import he_keras as he
+        >>> import he_keras as he, numpy as np
         >>> head = he.CosineHead(2, scale=10.0, kernel_initializer="identity")
-        >>> head([[3.0, 4.0]]).numpy().round(4).tolist()
+        >>> head(np.array([[3.0, 4.0]])).numpy().round(4).tolist()
         [[6.0, 8.0]]
     """
 
@@ -68,7 +69,8 @@ class CosineHead(keras.layers.Layer):
         kernel_initializer="pytorch_linear",
         **kwargs,
     ) -> None:
-        _check_arguments(num_classes, scale, margin, feature_norm and weight_norm, angle)
+        _check_numbers(num_classes, scale, margin)
+        _check_angle(angle, feature_norm, weight_norm)
         super().__init__(**kwargs)
         self.autocast = False
         self.num_classes = int(num_classes)
@@ -83,15 +85,14 @@ class CosineHead(keras.layers.Layer):
 
     def build(self, input_shape) -> None:
         """Creates the kernel, `(features, num_classes)`."""
-        features = input_shape[-1]
-        if features is None or len(input_shape) != 2:
+        if len(input_shape) != 2 or input_shape[-1] is None:
             raise ValueError(
-                "CosineHead needs feature vectors of known length; expected shape (batch, features); "
-                f"received input_shape={tuple(input_shape)}"
+                "CosineHead needs feature vectors of known length; expected shape "
+                f"(batch, features); received input_shape={tuple(input_shape)}"
             )
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(features, self.num_classes),
+            shape=(input_shape[-1], self.num_classes),
             initializer=self.kernel_initializer,
             dtype=computation_dtype(self),
             # An enclosing mixed-precision model must not cast the kernel to half precision.
@@ -146,19 +147,28 @@ class CosineHead(keras.layers.Layer):
         }
 
 
-def _check_arguments(num_classes, scale, margin, both_norms: bool, angle: str) -> None:
-    if int(num_classes) != num_classes or num_classes < 2:
+def _check_numbers(num_classes, scale, margin) -> None:
+    if not (_is_finite(num_classes) and num_classes >= 2 and int(num_classes) == num_classes):
         raise ValueError(
-            f"Too few classes; expected an integer >= 2; received num_classes={num_classes!r}"
+            f"Invalid num_classes; expected an integer >= 2; received num_classes={num_classes!r}"
         )
-    if not (math.isfinite(scale) and scale > 0):
+    if not (_is_finite(scale) and scale > 0):
         raise ValueError(f"Invalid scale; expected a finite number > 0; received scale={scale!r}")
-    if not (math.isfinite(margin) and margin >= 0):
-        raise ValueError(f"Invalid margin; expected a finite number >= 0; received margin={margin!r}")
+    if not (_is_finite(margin) and margin >= 0):
+        raise ValueError(
+            f"Invalid margin; expected a finite number >= 0; received margin={margin!r}"
+        )
+
+
+def _is_finite(value) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _check_angle(angle: str, feature_norm: bool, weight_norm: bool) -> None:
     if angle not in ANGLES:
         raise ValueError(f"Unknown angle; expected one of {ANGLES}; received angle={angle!r}")
-    if angle == "arc" and not both_norms:
+    if angle == "arc" and not (feature_norm and weight_norm):
         raise ValueError(
-            'An angle needs unit vectors; expected feature_norm=True and weight_norm=True with angle="arc"; '
-            "received one of them False"
+            "An angle needs unit vectors; expected feature_norm=True and weight_norm=True with "
+            f'angle="arc"; received feature_norm={feature_norm}, weight_norm={weight_norm}'
         )

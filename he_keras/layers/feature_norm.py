@@ -13,8 +13,9 @@ _SMALLEST_SQUARED_NORM = 1e-24
 def normalize(vectors, axis: int = -1):
     """Divides vectors by their l2 length; a zero vector stays zero, with zero gradient.
 
-    The square sum is guarded before the square root, so that neither value nor gradient (of any
-    order) is ever NaN. Call it in float32 or float64: half precision squares underflow.
+    The square sum is guarded before the square root, so that a zero vector gives neither NaN nor
+    infinity, also in second derivatives. Call it in float32 or float64: half precision squares
+    underflow.
     """
     squared_norm = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
     has_direction = squared_norm > _SMALLEST_SQUARED_NORM
@@ -35,8 +36,9 @@ class FeatureNorm(keras.layers.Layer):
     gradients up to 1e12 (float32) or NaN (float16).
 
     Example:
-        >>> import he_keras as he
-        >>> he.layers.FeatureNorm()([[3.0, 4.0], [0.0, 0.0]]).numpy().round(2).tolist()
+        >>> import he_keras as he, numpy as np
+        >>> unit = he.layers.FeatureNorm()(np.array([[3.0, 4.0], [0.0, 0.0]]))
+        >>> [[round(float(value), 4) for value in row] for row in unit]
         [[0.6, 0.8], [0.0, 0.0]]
     """
 
@@ -51,3 +53,7 @@ class FeatureNorm(keras.layers.Layer):
     def compute_output_spec(self, inputs) -> keras.KerasTensor:
         """Keeps the shape; the dtype is the computation dtype whatever the policy."""
         return keras.KerasTensor(inputs.shape, dtype=computation_dtype(self))
+
+    def compute_output_shape(self, input_shape) -> tuple:
+        """Returns the shape of the features, which does not change."""
+        return tuple(input_shape)

@@ -1,10 +1,12 @@
 """ALP: adversarial logit pairing.
 
-Paper: Kannan et al. 2018; with HE: "Boosting Adversarial Training with Hypersphere Embedding", Table 1.
-Loss: `w CE(o(x)) + (1 - w) CE(o(x')) + beta * pairing(o(x), o(x'))`. The defaults follow the released
+Paper: Kannan et al. 2018; with HE: "Boosting Adversarial Training with Hypersphere Embedding",
+Table 1.
+Loss: `w CE(o(x)) + (1 - w) CE(o(x')) + beta * pairing(o(x), o(x'))`. The defaults follow the
+released
 code: w = 0.5, pairing is the mean squared difference over the classes, on *unscaled* cosines for HE
-heads. The paper's text pairs by the (unsquared) l2 norm: `pairing="l2"`; `pair_scaled=True` pairs the
-scaled logits. Cost per example: as PGD-AT plus one forward and full backward pass.
+heads. The paper's text pairs by the (unsquared) l2 norm: `pairing="l2"`; `pair_scaled=True` pairs
+the scaled logits. Cost per example: as PGD-AT plus one forward and full backward pass.
 """
 
 import keras

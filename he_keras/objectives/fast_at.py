@@ -1,9 +1,9 @@
 """FastAT: one large gradient step from a random start.
 
-Paper: Wong et al. 2020, "Fast is better than free"; with HE: Table 3 of "Boosting Adversarial Training
-with Hypersphere Embedding". Step 1.25 * epsilon from a uniform start, clipped to ball and box. The released
-code uses a triangular learning rate (see `schedules`) and stops on catastrophic overfitting (see
-`callbacks.OverfittingGuard`).
+Paper: Wong et al. 2020, "Fast is better than free"; with HE: Table 3 of "Boosting Adversarial
+Training with Hypersphere Embedding". Step 1.25 * epsilon from a uniform start, clipped to ball
+and box. The released code uses a triangular learning rate (see `schedules`) and stops on
+catastrophic overfitting (see `callbacks.OverfittingGuard`).
 
 Deviation: the adversary runs in inference mode; the released code attacks in training mode, which
 updates batch-norm statistics a second time: `attack_training_mode=True`.
@@ -58,6 +58,7 @@ class FastAT(Objective):
         step_size = 1.25 * threat.epsilon if step_size is None and threat else step_size
         self.attack = training_attack(threat, 1, step_size, random_start=initialization == "random")
         self.initialization = initialization
+        self.supports_jit = initialization != "previous"
         self.attack_training_mode = bool(attack_training_mode)
         if self.attack_training_mode:
             self.batch_norm_passes = ("attack", "adversarial")
@@ -82,23 +83,23 @@ class FastAT(Objective):
         logits = model(x_adv, training=training)
         return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
 
-    def train_step(self, model, images, labels, sample_weight) -> None:
+    def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
         """Crafts, remembers the perturbation where asked to, and updates the weights."""
         x_adv = self.craft(model, images, labels, model.step_seed())
         if self._noise is not None:
             self._noise.put_first_rows(x_adv - images)
-        model.update(
+        return model.update(
             lambda: self.forward(model, images, labels, x_adv, training=True), labels, sample_weight
-        )
+        ).training_pass
 
     def state_arrays(self) -> dict:
         """The perturbation buffer, where there is one."""
-        return {} if self._noise is None else {"noise": self._noise.to_array()}
+        return {} if self._noise is None else self._noise.to_arrays()
 
     def load_state_arrays(self, arrays: dict) -> None:
         """Restores the perturbation buffer."""
-        if "noise" in arrays and self._noise is not None:
-            self._noise.from_array(arrays["noise"])
+        if self._noise is not None:
+            self._noise.from_arrays(arrays)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

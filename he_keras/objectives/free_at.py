@@ -1,11 +1,12 @@
 """FreeAT: adversarial training at the cost of standard training.
 
-Paper: Shafahi et al. 2019; HE on ImageNet: "Boosting Adversarial Training with Hypersphere Embedding",
-Table 4. Each mini-batch is replayed m times; one backward pass gives the gradient of the weights and of
-the perturbation. The weight update uses the perturbation *before* its own update. The perturbation
-persists across mini-batches and epochs; the released ImageNet code is followed: it is kept in the ball,
-only the perturbed image is clipped to the box (inside the graph, so that saturated pixels get zero
-gradient), and the step size is epsilon (the paper's text says 1/255 at 4/255).
+Paper: Shafahi et al. 2019; HE on ImageNet: "Boosting Adversarial Training with Hypersphere
+Embedding", Table 4. Each mini-batch is replayed m times; one backward pass gives the gradient of
+the weights and of the perturbation. The weight update uses the perturbation *before* its own
+update. The perturbation persists across mini-batches and epochs; the released ImageNet code is
+followed: it is kept in the ball, only the perturbed image is clipped to the box (inside the
+graph, so that saturated pixels get zero gradient), and the step size is epsilon (the paper's text
+says 1/255 at 4/255).
 
 Cost per update: one forward and one full backward pass.
 """
@@ -25,15 +26,17 @@ from he_keras.threat import parse_epsilon
 class FreeAT(Objective):
     """Replays each batch and updates weights and perturbation from the same backward pass.
 
-    Batch-norm statistics come from every replay's adversarial pass: the one pass serves both purposes.
-    The loss of one call contains no inner maximisation: `craft` returns the clipped, perturbed images
-    of the buffer.
+    Batch-norm statistics come from every replay's adversarial pass: the one pass serves both
+    purposes. The loss of one call contains no inner maximisation: `craft` returns the clipped,
+    perturbed images of the buffer.
 
     Args:
         threat: the threat model trained against.
         num_replays: replays m of each batch (paper: 8 on CIFAR-10, 4 on ImageNet).
         step_size: step of the perturbation; default epsilon.
     """
+
+    supports_jit = False
 
     def __init__(self, threat, num_replays: int = 4, step_size: float | str | None = None) -> None:
         super().__init__(threat)
@@ -58,30 +61,34 @@ class FreeAT(Objective):
         logits = model(x_adv, training=training)
         return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
 
-    def train_step(self, model, images, labels, sample_weight) -> None:
-        """m times: one backward pass, then both updates."""
+    def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
+        """Does one backward pass and both updates, m times."""
         for _ in range(self.num_replays):
-            self._replay(model, images, labels, sample_weight)
+            training_pass = self._replay(model, images, labels, sample_weight)
+        return training_pass
 
-    def _replay(self, model, images, labels, sample_weight) -> None:
+    def _replay(self, model, images, labels, sample_weight) -> TrainingPass:
         noise = self._noise.first_rows(tf.shape(images)[0])
 
         def compute():
             x_adv = self.threat.clip_to_bounds(images + noise)
             return self.forward(model, images, labels, x_adv, training=True)
 
-        gradient = model.update(compute, labels, sample_weight, watch=noise)
+        training_pass, gradient = model.update(compute, labels, sample_weight, watch=noise)
+        # Loss scaling overflows now and then: the weights skip that step, and so does the noise.
+        gradient = tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
         step = self.step_size * self.threat.steepest_step(gradient)
         self._noise.put_first_rows(self.threat.project_perturbation(noise + step))
+        return training_pass
 
     def state_arrays(self) -> dict:
         """The perturbation buffer."""
-        return {} if self._noise is None else {"noise": self._noise.to_array()}
+        return {} if self._noise is None else self._noise.to_arrays()
 
     def load_state_arrays(self, arrays: dict) -> None:
         """Restores the perturbation buffer."""
-        if "noise" in arrays and self._noise is not None:
-            self._noise.from_array(arrays["noise"])
+        if self._noise is not None:
+            self._noise.from_arrays(arrays)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

@@ -2,7 +2,8 @@
 
 An objective file writes `craft` and `forward`. Both are plain functions of their arguments, so that
 a stored adversarial batch can be fed in. `HEAdversarialModel` takes care of gradients, weights,
-replicas and metrics. Crafting runs the network in inference mode unless an objective says otherwise.
+replicas and metrics. Crafting runs the network in inference mode unless an objective says
+otherwise.
 
 The margin of an HE head enters the training loss only (`margin_cross_entropy`); attacks inside
 training see the scaled logits without it, as in the released code of the HE paper.
@@ -43,6 +44,8 @@ class Objective:
 
     #: Which training-mode passes update batch-norm statistics, in order.
     batch_norm_passes: tuple[str, ...] = ("adversarial",)
+    #: Whether XLA can compile the training step.
+    supports_jit = True
 
     def __init__(self, threat: ThreatModel | None = None) -> None:
         if threat is not None and not isinstance(threat, ThreatModel):
@@ -65,18 +68,20 @@ class Objective:
 
     def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
         """Runs the passes that are differentiated and returns losses and logits."""
-        raise TypeError(f"{type(self).__name__} is not an objective; expected a subclass with forward()")
+        raise TypeError(
+            f"{type(self).__name__} is not an objective; expected a subclass with forward()"
+        )
 
     def loss(self, model, images, labels, x_adv, training: bool = True):
         """Returns the per-example losses of `forward`."""
         return self.forward(model, images, labels, x_adv, training).losses
 
-    def train_step(self, model, images, labels, sample_weight) -> None:
-        """Updates the weights once; `model.update` does the bookkeeping."""
+    def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
+        """Updates the weights once, by `model.update`, and returns its forward pass."""
         x_adv = self.craft(model, images, labels, model.step_seed())
-        model.update(
+        return model.update(
             lambda: self.forward(model, images, labels, x_adv, training=True), labels, sample_weight
-        )
+        ).training_pass
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Returns training state other than weights, for checkpoints."""
@@ -105,7 +110,8 @@ class IteratedObjective(Objective):
         num_steps: steps K of the adversary.
         step_size: length of a step; default 0.007 / 0.031 of epsilon, the released ratio (the HE
             paper's text says 2/255 at 8/255).
-        random_start: see `ProjectedGradient`; default "gaussian", 0.001 * N(0, I) as in the released
+        random_start: see `ProjectedGradient`; default "gaussian", 0.001 * N(0, I) as in the
+            released
             code (the paper's text says uniform: True).
     """
 
@@ -138,7 +144,9 @@ class IteratedObjective(Objective):
 def training_attack(threat, num_steps, step_size, random_start, loss="ce") -> ProjectedGradient:
     """The adversary inside a training step: all examples run to the end, last iterate returned."""
     if threat is None:
-        raise ValueError("This objective needs a threat model; expected a ThreatModel; received None")
+        raise ValueError(
+            "This objective needs a threat model; expected a ThreatModel; received None"
+        )
     return ProjectedGradient(
         threat,
         num_steps,

@@ -32,5 +32,7 @@ def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
         6.0
     """
     if name not in _OBJECTIVES:
-        raise ValueError(f"Unknown objective; expected one of {', '.join(names())}; received {name!r}")
+        raise ValueError(
+            f"Unknown objective; expected one of {', '.join(names())}; received {name!r}"
+        )
     return _OBJECTIVES[name](threat, **options)

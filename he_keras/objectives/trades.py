@@ -1,14 +1,15 @@
 """TRADES: clean cross-entropy plus the divergence between clean and adversarial predictions.
 
-Paper: Zhang et al. 2019; with HE: "Boosting Adversarial Training with Hypersphere Embedding", Table 1.
-Loss: `CE(o(x), y) + beta * KL(S(o(x)) || S(o(x')))`; the adversary ascends the same KL with the clean
-prediction held constant. The defaults follow the released code: KL (the HE paper's table prints a
-cross-entropy between the two predictions: `divergence="cross-entropy"`), gradient through *both*
-predictions in the training loss, margin in the clean term only, beta = 6.
+Paper: Zhang et al. 2019; with HE: "Boosting Adversarial Training with Hypersphere Embedding",
+Table 1.
+Loss: `CE(o(x), y) + beta * KL(S(o(x)) || S(o(x')))`; the adversary ascends the same KL with the
+clean prediction held constant. The defaults follow the released code: KL (the HE paper's table
+prints a cross-entropy between the two predictions: `divergence="cross-entropy"`), gradient
+through *both* predictions in the training loss, margin in the clean term only, beta = 6.
 
-The clean prediction is computed once per batch for the adversary (in inference mode it cannot change
-between steps); the released loop recomputes it at every step. Deviation for l2: the adversary takes
-normalised gradient steps where the released code runs SGD on the perturbation.
+The clean prediction is computed once per batch for the adversary (in inference mode it cannot
+change between steps); the released loop recomputes it at every step. Deviation for l2: the
+adversary takes normalised gradient steps where the released code runs SGD on the perturbation.
 Cost per example: K (forward + backward) + 1 forward, then 2 forward + 2 full backward.
 """
 
@@ -26,8 +27,8 @@ DIVERGENCES = {"kl": losses.kl_divergence, "cross-entropy": losses.soft_cross_en
 class TRADES(IteratedObjective):
     """Trains on clean images and keeps the prediction constant within the threat model.
 
-    Batch-norm statistics come from both training passes: first clean, then adversarial (as in the HE
-    release; the original TRADES code passes the clean batch once more).
+    Batch-norm statistics come from both training passes: first clean, then adversarial (as in the
+    HE release; the original TRADES code passes the clean batch once more).
 
     Args:
         threat: the threat model trained against.
