@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from he_keras import attacks, losses, replicas, training_batch
+from he_keras import attacks, losses
 from he_keras.attacks.attack import Attack, is_wrong, seeds_from_content
 from he_keras.attacks.checks import check_seed
 from he_keras.attacks.victim import Victim
 from he_keras.layers.cosine_head import CosineHead
-from he_keras.objectives import Objective, Standard, TrainingPass
+from he_keras.objectives import Objective, Standard, TrainingPass, replicas, training_batch
 from he_keras.threat import ThreatModel
 
 _STATE_PREFIX = "objective_"

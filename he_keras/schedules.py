@@ -114,12 +114,7 @@ def triangular(
 ) -> PiecewiseLinear:
     """Returns a rise from `start` to `peak` and a fall to `end` (FastAT: 0 -> 0.2 -> 0).
 
-    Args:
-        peak: Value at the peak.
-        total_steps: Step at which `end` is reached.
-        peak_fraction: Where the peak is, as a fraction of `total_steps`.
-        start: Value at step 0.
-        end: Value from `total_steps` on.
+    The peak is reached at `peak_fraction * total_steps`, `end` at `total_steps`.
 
     Example:
         >>> import he_keras as he

@@ -120,13 +120,17 @@ class ProjectedGradient(Attack):
         def condition(step, state):
             return (step < self.num_steps) & ~tf.reduce_all(state.broken)
 
-        _, state = tf.while_loop(
-            condition,
-            body,
-            (tf.constant(0), state),
-            maximum_iterations=self.num_steps,
-            shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(_any_rows, state)),
-        )
+        if self.num_steps == 1:
+            # Without a loop, a pass in training mode may also synchronise replicas (FastAT).
+            state = self._advance(victim, images, labels, reference, state)
+        else:
+            _, state = tf.while_loop(
+                condition,
+                body,
+                (tf.constant(0), state),
+                maximum_iterations=self.num_steps,
+                shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(_any_rows, state)),
+            )
         if self.keep == "best":
             state = self._score_last(victim, labels, reference, state)
         extra = 1 if self.loss == "kl" else 0

@@ -127,21 +127,24 @@ def evaluate_robustness(
     correct = {"clean": _predictions(victim, images, batch_size) == labels}
     rows = []
     for attack in chosen:
-        row, flags = _run(attack, model, images, labels, show_progress)
+        row, correct[attack.name] = _run(attack, model, images, labels, show_progress)
         rows.append(row)
-        correct[attack.name] = flags
+    report = _summarise(threat, tuple(rows), correct)
+    if output_dir is not None:
+        _write(report, labels, pathlib.Path(output_dir))
+    return report
+
+
+def _summarise(threat, rows: tuple[AttackRow, ...], correct: dict) -> RobustnessReport:
     worst = np.all(list(correct.values()), axis=0)
-    report = RobustnessReport(
-        num_examples=len(labels),
+    return RobustnessReport(
+        num_examples=len(worst),
         clean_accuracy=float(correct["clean"].mean()),
-        rows=tuple(rows),
+        rows=rows,
         worst_case=float(worst.mean()),
         correct=correct,
         threat=threat.get_config(),
     )
-    if output_dir is not None:
-        _write(report, labels, pathlib.Path(output_dir))
-    return report
 
 
 def _resolve(attack, threat, batch_size, options) -> Attack:

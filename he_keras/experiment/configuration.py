@@ -19,6 +19,15 @@ from he_keras.threat import ThreatModel
 
 HEADS = ("linear", "he", "m_he")
 DTYPES = ("float32", "mixed_bfloat16", "mixed_float16")
+_DATA = {
+    "name": "cifar10",
+    "data_dir": "",
+    "augmentation": "default",
+    "train_examples": 0,
+    "validation_examples": 1000,
+    "test_examples": 0,
+    "synthetic": False,
+}
 _STARTS = {"uniform": True, "none": False, "gaussian": "gaussian"}
 
 
@@ -35,15 +44,7 @@ def default_config():
     config = ConfigDict()
     config.name = "experiment"
     config.seed = 0
-    config.data = {
-        "name": "cifar10",
-        "data_dir": "",
-        "augmentation": "default",
-        "train_examples": 0,
-        "validation_examples": 1000,
-        "test_examples": 0,
-        "synthetic": False,
-    }
+    config.data = dict(_DATA)
     config.network = {"name": "preact-resnet-18", "input_shape": (32, 32, 3), "options": {}}
     config.head = {
         "kind": "he",
@@ -149,7 +150,12 @@ def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
     total_steps = updates * config.train.epochs
     momentum = config.optimizer.momentum
     if options.pop("cycle_momentum", False):
-        momentum = schedules.get("cyclic_momentum", total_steps, updates)
+        momentum = schedules.get(
+            "cyclic_momentum",
+            total_steps,
+            updates,
+            peak_fraction=options.get("peak_fraction", 0.5),
+        )
     height = "peak" if name in ("triangular", "cyclic") else "initial"
     if name != "piecewise":
         options[height] = config.optimizer.learning_rate
