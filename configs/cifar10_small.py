@@ -20,5 +20,4 @@ def get_config():
         config.schedule = {"name": "triangular"}
         config.train.epochs = 10
         config.evaluation.step_size = "0.003"
-        config.smoke = {"network": "preact-resnet-small", "input_shape": (32, 32, 3)}
     return config.lock()

@@ -19,7 +19,7 @@ _HE = {
     "fast_at": (15.0, 0.2),
 }
 _M_HE = (15.0, 0.1)
-_SMOKE_CIFAR = {"wide-resnet-34-10": "wide-resnet-10-1", "preact-resnet-18": "preact-resnet-small"}
+_SMOKE_OPTIONS = {"stage_widths": (16, 32), "blocks_per_stage": (1, 1)}
 
 
 def cifar10(objective: str, head: str):
@@ -34,7 +34,7 @@ def cifar10(objective: str, head: str):
             _single_pass(config, objective)
         if (objective, head) == ("pgd_at", "he"):
             config.optimizer.weight_decay = 5e-4
-        config.smoke = {"network": _SMOKE_CIFAR[config.network.name], "input_shape": (32, 32, 3)}
+        config.smoke = _smoke((32, 32, 3))
     return config.lock()
 
 
@@ -53,8 +53,13 @@ def imagenet_free_at(network: str, head: str):
         config.schedule = {"name": "step", "drop_epochs": (8, 16), "drop_factor": 0.1}
         config.train.update({"epochs": 23, "batch_size": 256})
         config.evaluation.update({"attacks": ("pgd-10", "pgd-50"), "step_size": "1/255"})
-        config.smoke = {"network": "preact-resnet-small", "input_shape": (64, 64, 3)}
+        config.smoke = _smoke((64, 64, 3))
     return config.lock()
+
+
+def _smoke(input_shape) -> dict:
+    """The network of the smoke variant."""
+    return {"network": "preact-resnet", "options": _SMOKE_OPTIONS, "input_shape": input_shape}
 
 
 def _set_head(config, kind: str, scale_and_margin) -> None:

@@ -151,8 +151,7 @@ class ThreatModel:
     def _project_l1(self, perturbation, room):
         """Solves `sum_i clip(|d_i| - a, 0, room_i) = epsilon` for the shift `a >= 0` by bisection.
 
-        The sum falls with `a`; a last step along the linear piece that contains the root makes
-        the result exact up to rounding.
+        The sum falls with `a`. Where it is at most epsilon from the start, `a` stays zero.
         """
         axes = _example_axes(perturbation)
         size = tf.abs(perturbation)
@@ -170,14 +169,10 @@ class ThreatModel:
             too_long = total(middle) > self.epsilon
             lower = tf.where(too_long, middle, lower)
             upper = tf.where(too_long, upper, middle)
-        sloped = tf.cast((size > upper) & (size - upper < room), size.dtype)
-        slope = tf.maximum(tf.reduce_sum(sloped, axis=axes, keepdims=True), 1.0)
-        shift = tf.maximum(upper - (self.epsilon - total(upper)) / slope, lower)
-        already_inside = total(tf.zeros_like(lower)) <= self.epsilon
-        shift = tf.where(already_inside, tf.zeros_like(shift), shift)
-        # The rounding of the shift adds up over the coordinates: the last factor keeps to the ball.
-        excess = tf.maximum(total(shift) / self.epsilon, 1.0)
-        return tf.sign(perturbation) * shrunk(shift) / excess
+        # `lower` is too small by rounding, which adds up over the coordinates: the last factor
+        # puts the perturbation onto the sphere.
+        excess = tf.maximum(total(lower) / self.epsilon, 1.0)
+        return tf.sign(perturbation) * shrunk(lower) / excess
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

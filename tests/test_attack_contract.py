@@ -1,4 +1,4 @@
-"""The contract of attacks: errors before any work, every kind of model, counts, traces, restarts."""
+"""The contract of attacks: errors before any work, every kind of model, counts, traces."""
 
 import functools
 
@@ -149,8 +149,8 @@ BAD_ARGUMENTS = {
     "true steps": ({"num_steps": True}, ValueError, "num_steps=True"),
     "zero step": ({"step_size": 0}, ValueError, "expected > 0; received step_size=0"),
     "backward step": ({"step_size": -0.1}, ValueError, "step_size=-0.1"),
-    "step of text": ({"step_size": "big"}, ValueError, "received 'big'"),
-    "step of NaN": ({"step_size": np.nan}, ValueError, "received nan"),
+    "step of text": ({"step_size": "big"}, ValueError, "received value='big'"),
+    "step of NaN": ({"step_size": np.nan}, ValueError, "received value=nan"),
     "loss": ({"loss": "mse"}, ValueError, r"expected one of \('kl', 'ce', 'cw', 'dlr'\)"),
     "start": ({"random_start": "normal"}, ValueError, "received random_start='normal'"),
     "no start": ({"random_start": None}, ValueError, "received random_start=None"),
@@ -243,8 +243,12 @@ class Module(tf.Module):
         return self.logits(batch)
 
 
-def dense(**options):
-    layer = keras.layers.Dense(CLASSES, use_bias=False, **options)
+# A `tf.function` that is a method keeps only a weak reference to its object.
+MODULE = Module()
+
+
+def dense():
+    layer = keras.layers.Dense(CLASSES, use_bias=False)
     layer.build((None, PIXELS))
     layer.set_weights([weights()])
     return layer
@@ -268,9 +272,14 @@ MODELS = {
     "object": Counting,
     "tf.function": lambda: tf.function(linear),
     "bound method": lambda: Module().logits,
-    "compiled bound method": lambda: Module().compiled_logits,
+    "compiled bound method": lambda: MODULE.compiled_logits,
     "python branches": lambda: branching,
 }
+
+
+@functools.cache
+def result_on_linear():
+    return PGD(THREAT, 3)(linear, images(), labels())
 
 
 def branching(batch):
@@ -283,7 +292,7 @@ def branching(batch):
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_kind_of_model_is_attacked_alike(kind):
     attack = PGD(THREAT, 3, batch_size=8)
-    expected = PGD(THREAT, 3)(linear, images(), labels())
+    expected = result_on_linear()
     result = attack(MODELS[kind](), images(), labels())
     np.testing.assert_allclose(result.x_adv, expected.x_adv, atol=1e-6)
     np.testing.assert_array_equal(result.success, expected.success)
@@ -310,7 +319,7 @@ def test_keras_models_run_in_inference_mode():
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float64])
 def test_logits_of_another_precision(dtype):
-    expected = PGD(THREAT, 3)(linear, images(), labels())
+    expected = result_on_linear()
     result = PGD(THREAT, 3)(lambda batch: tf.cast(linear(batch), dtype), images(), labels())
     assert result.x_adv.dtype == np.float32
     assert np.mean(result.success == expected.success) >= 0.9
@@ -327,9 +336,10 @@ def test_dtype_of_the_images(given, returned):
 
 
 def test_labels_of_every_integer_type_and_as_a_column():
-    expected = BIM(THREAT, 2)(linear, images(), labels())
+    attack = BIM(THREAT, 2)
+    expected = attack(linear, images(), labels())
     for given in (labels().astype(np.uint8), labels()[:, None], tf.constant(labels()), [*labels()]):
-        result = BIM(THREAT, 2)(linear, tf.constant(images()), given)
+        result = attack(linear, tf.constant(images()), given)
         np.testing.assert_array_equal(result.x_adv, expected.x_adv)
 
 
@@ -393,7 +403,7 @@ def test_zero_and_nan_gradients_leave_the_image(norm, factor):
 
     threat = he.ThreatModel(norm, 0.05)
     right = linear(images()).numpy().argmax(axis=1)
-    for attack in (FGSM(threat), BIM(threat, 3), MIM(threat, 3)):
+    for attack in (BIM(threat, 3), MIM(threat, 3)):
         result = attack(model, images(), right)
         np.testing.assert_allclose(result.x_adv, images(), atol=1e-7)
         assert not result.success.any() and not result.non_finite.any()
@@ -430,20 +440,21 @@ def test_examples_that_are_all_wrong_never_reach_the_attack():
     assert np.all(result.forward_passes[6:12] > 1)
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 9, 16, 17, 20])
-def test_ragged_batches(count):
+def test_ragged_batches():
     expected = BIM(THREAT, 4)(linear, images(), labels())
-    result = BIM(THREAT, 4, batch_size=8)(linear, images()[:count], labels()[:count])
-    np.testing.assert_allclose(result.x_adv, expected.x_adv[:count], atol=1e-6)
-    np.testing.assert_array_equal(result.success, expected.success[:count])
-    np.testing.assert_array_equal(result.forward_passes, expected.forward_passes[:count])
+    attack = BIM(THREAT, 4, batch_size=8)
+    for count in (1, 2, 7, 8, 9, 16, 17, 20):
+        result = attack(linear, images()[:count], labels()[:count])
+        np.testing.assert_allclose(result.x_adv, expected.x_adv[:count], atol=1e-6)
+        np.testing.assert_array_equal(result.success, expected.success[:count])
+        np.testing.assert_array_equal(result.forward_passes, expected.forward_passes[:count])
 
 
 def test_stopping_early_changes_no_verdict():
     """Dropping broken rows, and padding what is left, must not mix up the others."""
-    attack = functools.partial(BIM, THREAT, 12, step_size=0.008)
-    stopped = attack()(linear, images(), labels())
-    whole = attack(stop_when_broken=False)(linear, images(), labels())
+    attack = functools.partial(BIM, he.ThreatModel("linf", 0.08), 12, step_size=0.008)
+    stopped = attack()(linear, images(90), labels(90))
+    whole = attack(stop_when_broken=False)(linear, images(90), labels(90))
     np.testing.assert_array_equal(stopped.success, whole.success)
     held = ~whole.success
     assert held.any()
@@ -465,7 +476,7 @@ class Rows(tf.Module):
         return linear(batch)
 
 
-@pytest.mark.parametrize("num_steps", [1, 4, 16])
+@pytest.mark.parametrize("num_steps", [1, 9])
 @pytest.mark.parametrize(
     ("options", "extra"),
     [
@@ -496,7 +507,7 @@ def test_restarts_go_on_with_the_survivors_and_never_get_weaker():
 
     # Few short steps, so that the start decides.
     attack = functools.partial(PGD, he.ThreatModel("linf", 0.1), 2, step_size=0.01, batch_size=8)
-    runs = [attack(num_restarts=count)(linear, images(), labels()) for count in range(1, 6)]
+    runs = [attack(num_restarts=count)(linear, images(), labels()) for count in (1, 2, 5)]
     broken = [run.success.sum() for run in runs]
     assert broken[0] < broken[-1] < len(labels())
     held_margins = [margins(run)[~runs[-1].success] for run in runs]
@@ -592,29 +603,37 @@ def test_the_scale_changes_cross_entropy_attacks_but_not_the_margin_attack():
 def test_the_adaptive_attack_takes_scale_and_margin_from_the_head():
     model = cosine_model()
     right = model(images()).numpy().argmax(axis=1)
-    threat = he.ThreatModel("l2", 0.01)
-    settings = {"num_steps": 1, "step_size": 0.01, **PARITY}
+    batch, targets = tf.constant(images()), tf.constant(right)
+    cosines = model.cosines(batch).numpy().astype(np.float64)
+    for logit_scale, scale in (("model", 15.0), ("unit", 1.0), (4.0, 4.0)):
+        victim = Victim(model, logit_scale)
+        logits = victim.logits(batch)
+        for margin, expected_margin in (("model", 0.2), (0.3, 0.3), (0.0, 0.0)):
+            attack = AdaptivePGD(THREAT, margin=margin)
+            shifted = scale * (cosines - expected_margin * np.eye(CLASSES)[right])
+            expected = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(20), right]
+            loss = attack._loss(victim, logits, targets, targets)
+            np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    # A head without a margin: plain cross-entropy.
+    logits = linear(batch)
+    loss = AdaptivePGD(THREAT)._loss(Victim(linear), logits, targets, targets)
+    np.testing.assert_array_equal(loss, losses.cross_entropy(logits, targets))
 
-    def margin_loss(batch):
-        logits = model.head.with_margin(model(batch, training=False), right)
-        return losses.cross_entropy(logits, right)
 
-    batch = tf.constant(images())
-    with tf.GradientTape() as tape:
-        tape.watch(batch)
-        loss = margin_loss(batch)
-    expected = threat.project(
-        batch + 0.01 * threat.steepest_step(tape.gradient(loss, batch)), batch
-    )
+def test_the_margin_alone_turns_no_step():
+    """Cross-entropy is a rising function of `sum_k exp(o_k - o_y)`, which the margin only scales.
+
+    Hence an adaptive attack that starts alike ends alike (but for momentum): what makes it stronger
+    than the released evaluation is the scale.
+    """
+    model, threat = cosine_model(), he.ThreatModel("l2", 0.05)
+    right = model(images()).numpy().argmax(axis=1)
+    settings = {"num_steps": 3, **PARITY}
     adaptive = AdaptivePGD(threat, **settings)(model, images(), right).x_adv
-    np.testing.assert_allclose(adaptive, expected, atol=1e-6)
-    by_number = PGD(threat, margin=0.2, **settings)(model, images(), right).x_adv
-    np.testing.assert_allclose(by_number, adaptive, atol=1e-7)
-    without = PGD(threat, **settings)(model, images(), right).x_adv
-    assert np.abs(without - adaptive).max() > 1e-4
-    # A head without a margin: the same as PGD.
-    plain = AdaptivePGD(threat, **settings)(linear, images(), labels()).x_adv
-    np.testing.assert_array_equal(plain, PGD(threat, **settings)(linear, images(), labels()).x_adv)
+    plain = PGD(threat, **settings)(model, images(), right).x_adv
+    np.testing.assert_allclose(adaptive, plain, atol=1e-5)
+    released = PGD(threat, logit_scale="unit", **settings)(model, images(), right).x_adv
+    assert np.abs(released - plain).max() > 1e-3
 
 
 # Compilation.
@@ -623,7 +642,7 @@ def test_the_adaptive_attack_takes_scale_and_margin_from_the_head():
 def test_traces_do_not_grow():
     """Calls of the model in Python: one small eager check for each call, and one trace."""
     counts = {}
-    for num_steps, batch_size in ((2, 20), (2, 3), (40, 3), (40, 7)):
+    for num_steps, batch_size in ((2, 20), (2, 3), (40, 7)):
         model = Counting()
         attack = PGD(THREAT, num_steps, batch_size=batch_size, num_restarts=3)
         attack(model, images(), labels())
@@ -667,11 +686,12 @@ def graph_size(attack):
 
 @pytest.mark.parametrize("name", ["bim", "pgd", "mim", "cw-linf", "adaptive-pgd"])
 def test_graph_size_does_not_depend_on_the_number_of_steps(name):
-    sizes = [graph_size(attacks.get(f"{name}-{steps}", THREAT)) for steps in (1, 10, 500)]
+    sizes = [graph_size(attacks.get(f"{name}-{steps}", THREAT)) for steps in (2, 10, 500)]
     assert sizes[0] == sizes[1] == sizes[2]
 
 
 def test_weights_that_changed_between_two_calls_are_used():
+    fresh = BIM(THREAT, 3)(lambda batch: -linear(batch), images(), labels())
     for model, variable in (
         (keras_model := functional(), keras_model.layers[-1].kernel),
         ((module := Module()).logits, module.weights),
@@ -682,7 +702,6 @@ def test_weights_that_changed_between_two_calls_are_used():
         attack(model, images(), labels())
         variable.assign(-weights())
         again = attack(model, images(), labels())
-        fresh = BIM(THREAT, 3)(lambda batch: -linear(batch), images(), labels())
         np.testing.assert_allclose(again.x_adv, fresh.x_adv, atol=1e-6)
         np.testing.assert_array_equal(again.success, fresh.success)
 
@@ -711,7 +730,7 @@ def test_another_model_is_another_compilation():
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd-3", "mim-3"])
 def test_perturb_inside_another_function(name):
-    attack = attacks.get(name, THREAT, stop_when_broken=False, keep="last")
+    attack = attacks.get(name, THREAT, step_size=0.01, stop_when_broken=False, keep="last")
     model, batch = functional(), tf.constant(images())
     targets = tf.constant(labels(), tf.int32)
 
@@ -729,8 +748,9 @@ def test_perturb_inside_another_function(name):
         np.testing.assert_array_equal(inside(batch, targets, seed), x_adv)
     if attack.random_start:
         other = inside(batch, targets, np.array([0, 7], np.int32))
-        # Pixels that reached the ball's surface forget their start.
-        assert np.mean(np.abs(other - x_adv) > 1e-4) > 0.1
+        assert np.mean(np.abs(other - x_adv) > 1e-4) > 0.3
+        first_rows = inside(tf.repeat(batch[:1], 20, axis=0), tf.repeat(targets[:1], 20), [0, 7])
+        assert np.abs(first_rows[0] - first_rows[1]).max() > 1e-4
 
 
 def test_perturb_is_constant_for_the_gradient_around_it():

@@ -280,14 +280,15 @@ def test_every_method_takes_arrays_and_tensors_and_keeps_their_dtype(norm, dtype
         np.testing.assert_allclose(results[-1], lengths(array / 2, ORDER[norm]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 @pytest.mark.parametrize("norm", NORMS)
-def test_unknown_batch_size_in_a_graph(norm):
+def test_unknown_batch_size_in_a_graph(norm, dtype):
     threat = ThreatModel(norm, 0.1)
-    spec = [tf.TensorSpec([None, 2, 2, 1])] * 2
+    spec = [tf.TensorSpec([None, 2, 2, 1], dtype)] * 2
     project = tf.function(threat.project, input_signature=spec)
     step = tf.function(threat.steepest_step, input_signature=spec[:1])
-    images = tf.random.stateless_uniform((3, 2, 2, 1), [0, 0])
-    x_adv = images + tf.random.stateless_normal(images.shape, [0, 1])
+    images = tf.random.stateless_uniform((3, 2, 2, 1), [0, 0], dtype=dtype)
+    x_adv = images + tf.random.stateless_normal(images.shape, [0, 1], dtype=dtype)
     np.testing.assert_allclose(
         project(x_adv, images), threat.project(x_adv, images), rtol=0, atol=1e-6
     )

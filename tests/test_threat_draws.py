@@ -71,10 +71,13 @@ def test_seeds_per_example_make_the_draw_independent_of_batching(norm):
     order = [6, 2, 0]
     shuffled = threat.random_start(tf.gather(images, order), tf.gather(seeds, order))
     assert np.array_equal(whole[order], shuffled)
-    spec = [tf.TensorSpec([None, 3, 2, 1]), tf.TensorSpec([None, 2], tf.int32)]
-    compiled = tf.function(threat.random_start, input_signature=spec)
-    np.testing.assert_allclose(compiled(images, seeds), whole, rtol=0, atol=1e-7)
-    assert compiled(images[:0], seeds[:0]).shape == (0, 3, 2, 1)
+    for dtype in (tf.float32, tf.float64):
+        spec = [tf.TensorSpec([None, 3, 2, 1], dtype), tf.TensorSpec([None, 2], tf.int32)]
+        compiled = tf.function(threat.random_start, input_signature=spec)
+        typed = tf.cast(images, dtype)
+        eager = threat.random_start(typed, seeds)
+        np.testing.assert_allclose(compiled(typed, seeds), eager, rtol=0, atol=1e-7)
+        assert compiled(typed[:0], seeds[:0]).shape == (0, 3, 2, 1)
     noise = whole - images.numpy()
     assert len({row.tobytes() for row in noise}) == 7
 

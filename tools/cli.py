@@ -1,10 +1,18 @@
-"""`he-keras train|evaluate|export`: the programs of this folder under one name."""
+"""`he-keras train|evaluate|export|quickstart`: the programs of this folder under one name."""
 
 import contextlib
+import functools
 import importlib
+import os
+import shlex
 import sys
 
-_PROGRAMS = ("train", "evaluate", "export", "quickstart", "benchmark")
+# Before anything imports TensorFlow, which reads it then.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+_PROGRAMS = ("train", "evaluate", "export", "quickstart")
+_USAGE = f"usage: he-keras {'|'.join(_PROGRAMS)} --flags (he-keras PROGRAM --help lists them)"
+_INTERRUPTED = 130
 
 
 @contextlib.contextmanager
@@ -16,44 +24,115 @@ def one_line_errors():
         fail(str(error) or type(error).__name__)
 
 
-def fail(message: str) -> None:
-    """Prints one line and exits with code 2."""
+def fail(message: str, exit_code: int = 2) -> None:
+    """Prints one line and exits."""
     print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(exit_code)
 
 
-def run(main, positional: int = 0) -> None:
-    """Runs an absl program; mistakes in its flags end in one line and exit code 2.
+def interrupted(message: str) -> None:
+    """Prints one line and exits as a program that Ctrl-C ends."""
+    print(message)
+    raise SystemExit(_INTERRUPTED)
 
-    `positional` is the number of arguments that are not flags.
-    """
+
+def command_line() -> str:
+    """The command that runs this program again."""
+    program = sys.argv[0]
+    start = program if program.startswith("he-keras ") else shlex.join(["python", program])
+    return " ".join([start, shlex.join(sys.argv[1:])])
+
+
+def run(main) -> None:
+    """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
     from absl import app
 
-    app.run(main, flags_parser=lambda argv: _parse_flags(argv, positional))
+    try:
+        app.run(main, flags_parser=functools.partial(_parse_flags, main))
+    except KeyboardInterrupt:
+        interrupted("Interrupted")
 
 
-def _parse_flags(argv, positional: int):
-    from absl import flags
+def _parse_flags(main, argv):
+    from absl import flags, logging
 
-    with one_line_errors():
+    if {"--help", "-h", "--helpshort"} & set(argv[1:]):
+        _print_help(main)
+        raise SystemExit(0)
+    with one_line_errors(), _native_messages_hidden():
         try:
             arguments = flags.FLAGS(argv)
+        except (KeyError, AttributeError):
+            _explain_unknown_key(argv)
+            raise
         except flags.Error as error:
-            fail(error)
-    if flags.FLAGS.help or flags.FLAGS.helpshort:
-        print(flags.FLAGS.main_module_help())
-        raise SystemExit(0)
-    if len(arguments) > 1 + positional:
-        extra = " ".join(arguments[1 + positional :])
-        fail(f"Unknown argument; expected only --flags; received {extra}")
+            raise ValueError(error) from error
+        import he_keras  # noqa: F401
+    if flags.FLAGS["verbosity"].using_default_value:
+        flags.FLAGS.verbosity = logging.ERROR
+    if len(arguments) > 1:
+        fail(f"Unknown argument; expected only --flags; received {' '.join(arguments[1:])}")
     return arguments
+
+
+def _print_help(main) -> None:
+    from absl import flags
+
+    # absl files the flags of a script under its path.
+    module = sys.argv[0] if main.__module__ == "__main__" else main.__module__
+    print(sys.modules[main.__module__].__doc__)
+    print(flags.FLAGS.module_help(module))
+
+
+def _explain_unknown_key(argv) -> None:
+    """Raises a ValueError that lists the valid keys if an override names none of them."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    without_overrides = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=without_overrides, sys_argv=argv[:1])
+    without_overrides(argv, known_only=True)
+    for argument in argv:
+        if argument.startswith("--config."):
+            key = argument.partition("=")[0].removeprefix("--config.")
+            _check_key(without_overrides.config, key)
+
+
+def _check_key(config, key: str) -> None:
+    section, parents = config, ""
+    for part in key.split("."):
+        if not hasattr(section, "keys"):
+            raise ValueError(f"Not a section; expected --config.{parents}=...; received {key}")
+        if part not in section:
+            raise ValueError(
+                f"Unknown configuration key; expected one of {', '.join(section)}; received {key}"
+            )
+        section, parents = section[part], f"{parents}.{part}".strip(".")
+
+
+@contextlib.contextmanager
+def _native_messages_hidden():
+    """Hides what TensorFlow's libraries print while they are loaded, before they heed any level."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(nowhere)
+        os.close(stderr)
 
 
 def main() -> None:
     """Entry point of the installed command."""
-    if len(sys.argv) < 2 or sys.argv[1] not in _PROGRAMS:
-        received = sys.argv[1] if len(sys.argv) > 1 else "nothing"
-        fail(f"Unknown program; expected he-keras {'|'.join(_PROGRAMS)}; received {received}")
-    name = sys.argv.pop(1)
-    program = importlib.import_module(f"he_keras_tools.{name}")
-    run(program.main, getattr(program, "POSITIONAL", 0))
+    name = sys.argv[1] if len(sys.argv) > 1 else "nothing"
+    if name in ("--help", "-h", "help"):
+        print(_USAGE)
+        return
+    if name not in _PROGRAMS:
+        fail(f"Unknown program; expected he-keras {'|'.join(_PROGRAMS)}; received {name}")
+    sys.argv = [f"he-keras {name}", *sys.argv[2:]]
+    run(importlib.import_module(f"he_keras_tools.{name}").main)

@@ -24,67 +24,60 @@ _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 0, "Only the first examples
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 250, "Examples per batch.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the report goes; default: the run.")
 
-_DEFAULTS = {
-    "data": {"name": None, "data_dir": ""},
-    "threat": {"norm": "linf", "epsilon": "8/255"},
-    "evaluation": {"attacks": ("pgd-20", "cw-linf-20"), "step_size": ""},
-}
-
 
 def main(_argv) -> None:
     """Loads everything, attacks, prints the table and writes the report."""
     with cli.one_line_errors():
-        settings, model_path, output_dir = _resolve()
         import he_keras as he
 
-        threat = he.ThreatModel(settings["norm"], settings["epsilon"])
-        options = {"logit_scale": _parse_scale(_LOGIT_SCALE.value)}
-        if settings["step_size"]:
-            options["step_size"] = settings["step_size"]
-        chosen = [_attack(name, threat, options) for name in settings["attacks"]]
-        dataset = he.data.load(settings["data"], "test", settings["data_dir"] or None)
+        config = _config()
+        threat = he.experiment.build_threat(config)
+        chosen = he.experiment.build_attacks(
+            config, logit_scale=_parse_scale(_LOGIT_SCALE.value), batch_size=_BATCH_SIZE.value
+        )
+        folder = _output_dir()
+        model = he.load_model(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
+        dataset = he.experiment.load_split(config, "test")
         dataset = dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
-        model = he.load_model(model_path)
-    report = he.evaluate_robustness(model, dataset, threat, chosen, output_dir, show_progress=True)
+        report = he.evaluate_robustness(
+            model, dataset, threat, chosen, folder, _BATCH_SIZE.value, show_progress=True
+        )
     print(report.table())
-    print(f"Report: {output_dir / 'report.json'}")
+    print(f"Report: {folder / 'report.json'}")
 
 
-def _attack(name, threat, options):
-    from he_keras import attacks
-
-    takes_step = name != "fgsm"
-    chosen = {key: value for key, value in options.items() if key != "step_size" or takes_step}
-    return attacks.get(name, threat, batch_size=_BATCH_SIZE.value, **chosen)
-
-
-def _resolve():
-    """Settings of the run, overridden by flags."""
-    from he_keras.experiment import configuration
+def _config():
+    """The run's configuration, or the default one, overridden by flags."""
+    from he_keras import experiment
 
     if not _RUN.value and not _MODEL.value:
         raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")
-    run = _DEFAULTS
-    if _RUN.value:
-        run = configuration.read_config(pathlib.Path(_RUN.value) / "config.json")
-    data_name = _DATA.value or run["data"]["name"]
-    if data_name is None:
+    if not _RUN.value and not _DATA.value:
         raise ValueError("No data set; expected --data=NAME with --model; received none")
-    settings = {
-        "data": data_name,
-        "data_dir": _DATA_DIR.value or run["data"]["data_dir"],
-        "norm": _NORM.value or run["threat"]["norm"],
-        "epsilon": _EPSILON.value or run["threat"]["epsilon"],
-        "attacks": tuple(_ATTACKS.value or run["evaluation"]["attacks"]),
-        "step_size": _STEP_SIZE.value or run["evaluation"]["step_size"],
-    }
-    model_path = pathlib.Path(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
-    folder = pathlib.Path(_RUN.value) / "evaluation" if _RUN.value else pathlib.Path("evaluation")
-    return settings, model_path, pathlib.Path(_OUTPUT_DIR.value or folder)
+    config = experiment.read_config(_RUN.value) if _RUN.value else experiment.default_config()
+    with config.unlocked():
+        if _DATA.value:
+            config.data.update({"name": _DATA.value, "synthetic": False, "test_examples": 0})
+        config.data.data_dir = _DATA_DIR.value or config.data.data_dir
+        config.threat.norm = _NORM.value or config.threat.norm
+        config.threat.epsilon = _EPSILON.value or config.threat.epsilon
+        config.evaluation.attacks = tuple(_ATTACKS.value or config.evaluation.attacks)
+        config.evaluation.step_size = _STEP_SIZE.value or config.evaluation.step_size
+    return config
+
+
+def _output_dir() -> pathlib.Path:
+    if _OUTPUT_DIR.value:
+        return pathlib.Path(_OUTPUT_DIR.value)
+    return pathlib.Path(_RUN.value or ".") / "evaluation"
 
 
 def _parse_scale(text: str):
-    return text if text in ("model", "unit") else float(text)
+    """Returns a number where it is one; what is neither that nor a name the attacks refuse."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 if __name__ == "__main__":

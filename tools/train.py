@@ -1,11 +1,7 @@
 """Trains a configuration into a run folder; the same command resumes an interrupted run.
 
-python tools/train.py --config=configs/cifar10_small.py --config.head.kind=linear \
-    --output_dir=runs/cifar10_small_linear
+python tools/train.py --config=configs/cifar10_small.py --config.head.kind=linear
 """
-
-import shlex
-import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -19,11 +15,11 @@ _SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data and two batches: chec
 
 def main(_argv) -> None:
     """Prepares (errors here exit with code 2), trains, and says where the result is."""
+    from he_keras import experiment
+
     with cli.one_line_errors():
         if _CONFIG.value is None:
             raise ValueError("No configuration; expected --config=configs/NAME.py; received none")
-        from he_keras import experiment
-
         config = experiment.smoke_variant(_CONFIG.value) if _SMOKE.value else _CONFIG.value
         training = experiment.prepare_training(config, _OUTPUT_DIR.value or f"runs/{config.name}")
     epoch, batch = training.place
@@ -33,10 +29,12 @@ def main(_argv) -> None:
         print(f"Resuming at epoch {epoch + 1}, batch {batch + 1} of {training.steps}")
     try:
         training.run()
-    except experiment.Interrupted:
-        command = shlex.join(["python", *sys.argv])
-        print(f"Interrupted; the checkpoint is in {training.folder}. To resume: {command}")
-        raise SystemExit(130) from None
+    except (experiment.Interrupted, KeyboardInterrupt):
+        cli.interrupted(
+            f"Interrupted; the checkpoint is in {training.folder}. To resume: {cli.command_line()}"
+        )
+    except FloatingPointError as error:
+        cli.fail(error, exit_code=1)
     print(f"Saved {training.folder / 'model.keras'}")
 
 

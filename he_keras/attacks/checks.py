@@ -65,7 +65,7 @@ def check_examples(threat: ThreatModel, images, labels) -> tuple[np.ndarray, np.
         raise ValueError(f"Negative label; expected labels >= 0; received {labels.min()}")
     _check_range(images, *threat.bounds)
     images = images if images.dtype == np.float64 else images.astype(np.float32)
-    labels = np.minimum(labels, np.iinfo(np.int32).max).astype(np.int32)
+    labels = np.minimum(labels.astype(np.int64), np.iinfo(np.int32).max).astype(np.int32)
     return np.clip(images, *threat.bounds), labels
 
 
@@ -82,7 +82,8 @@ def _check_range(images: np.ndarray, low: float, high: float) -> None:
 def check_not_probabilities(logits: np.ndarray) -> None:
     """Refuses outputs that look like a softmax: attacks on probabilities are misleadingly weak."""
     close = _PROBABILITY_TOLERANCE
-    rows_sum_to_one = np.all(np.abs(logits.sum(axis=1) - 1.0) < close)
+    with np.errstate(invalid="ignore"):
+        rows_sum_to_one = np.all(np.abs(logits.sum(axis=1) - 1.0) < close)
     if rows_sum_to_one and logits.min() > -close and logits.max() < 1.0 + close:
         raise ValueError(
             "The model returns probabilities; expected logits: remove the softmax of the last "

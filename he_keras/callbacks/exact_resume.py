@@ -33,12 +33,15 @@ class CorruptCheckpointError(ValueError):
 class ExactResume(keras.callbacks.Callback):
     """Saves the whole training state every few batches or seconds, and restores it.
 
-    Call `restore` before `fit` and start the data at the place that it returns.
+    Call `restore` before `fit` and start the data at the place that it returns; `fit` must know the
+    number of steps in an epoch. A checkpoint exists from the start of training on. It is renewed at
+    the end of every epoch, and before an epoch's last batch, so that a run that is killed during
+    validation repeats one batch.
 
     Args:
         path: the checkpoint file (.npz), replaced atomically.
-        every_batches: save after so many batches of an epoch; 0 for never within an epoch.
-        every_seconds: save when so much time has passed since the last save.
+        every_batches: also save after so many batches of an epoch; 0 for no such saves.
+        every_seconds: also save when so much time has passed since the last save.
         stateful_callbacks: callbacks with `state_arrays()` and `load_state_arrays(arrays)`.
 
     Example:
@@ -54,9 +57,11 @@ class ExactResume(keras.callbacks.Callback):
         self.path = pathlib.Path(path)
         self.every_batches = every_batches
         self.every_seconds = every_seconds
-        self.stateful_callbacks = {type(each).__name__: each for each in stateful_callbacks}
+        numbered = enumerate(stateful_callbacks)
+        self.stateful_callbacks = {f"{type(each).__name__}-{i}": each for i, each in numbered}
         self._place = ResumePoint(0, 0)
-        self._restored_metrics: list[np.ndarray] | None = None
+        self._first_batch = 0
+        self._restored_metrics: dict[str, np.ndarray] = {}
         self._steps = 0
         self._last_save = time.monotonic()
 
@@ -66,27 +71,31 @@ class ExactResume(keras.callbacks.Callback):
             return None
         model.optimizer.build(model.trainable_variables)
         arrays = _read(self.path)
-        meta = json.loads(str(arrays.pop("meta")))
-        if meta.get("format") != _FORMAT:
-            raise CorruptCheckpointError(
-                f"Checkpoint of another format; expected format {_FORMAT}; received {meta} in "
-                f"{self.path}"
-            )
-        _assign("weights", model.weights, arrays, self.path)
+        self._place = _place(arrays, self.path)
+        _assign("variable", model.variables, arrays, self.path)
         _assign("optimizer", model.optimizer.variables, arrays, self.path)
-        model.objective.load_state_arrays(_below("objective", arrays))
-        for name, callback in self.stateful_callbacks.items():
-            callback.load_state_arrays(_below(f"callback/{name}", arrays))
-        self._restored_metrics = [arrays[key] for key in _numbered("metrics", arrays)]
-        self._place = ResumePoint(meta["epoch"], meta["batch"])
+        # Metrics given to `compile` have no variables before `fit`.
+        self._restored_metrics = {key: arrays[key] for key in _numbered("metric", arrays)}
+        self._restore_others(model, arrays)
         return self._place
+
+    def _restore_others(self, model, arrays: dict[str, np.ndarray]) -> None:
+        try:
+            model.objective.load_state_arrays(_below("objective", arrays))
+            for name, callback in self.stateful_callbacks.items():
+                callback.load_state_arrays(_below(f"callback/{name}", arrays))
+        except (KeyError, ValueError, TypeError) as error:
+            raise CorruptCheckpointError(
+                "Checkpoint of another run; expected the state of this objective and these "
+                f"callbacks; received {self.path}: {type(error).__name__} {error}"
+            ) from error
 
     def save(self) -> None:
         """Writes the state now; the file is complete or not there at all."""
         arrays = {"meta": np.array(json.dumps({"format": _FORMAT, **self._place._asdict()}))}
-        arrays |= _numbered_arrays("weights", self.model.weights)
+        arrays |= _numbered_arrays("variable", self.model.variables)
         arrays |= _numbered_arrays("optimizer", self.model.optimizer.variables)
-        arrays |= _numbered_arrays("metrics", _metric_variables(self.model))
+        arrays |= _numbered_arrays("metric", _metric_variables(self.model))
         for name, array in self.model.objective.state_arrays().items():
             arrays[f"objective/{name}"] = array
         for owner, callback in self.stateful_callbacks.items():
@@ -101,21 +110,30 @@ class ExactResume(keras.callbacks.Callback):
         self._place = ResumePoint(epoch, first_batch)
         self._first_batch = first_batch
         self._steps = self.params.get("steps") or 0
-        if self._restored_metrics is not None and first_batch:
+        if not self._steps:
+            raise ValueError(
+                "The length of an epoch is unknown; expected fit(..., steps_per_epoch=...) or data "
+                f"of known length; received steps={self.params.get('steps')!r}"
+            )
+        if self._restored_metrics and first_batch:
             variables = _metric_variables(self.model)
-            for variable, value in zip(variables, self._restored_metrics, strict=True):
-                variable.assign(value)
-        self._restored_metrics = None
+            _assign("metric", variables, self._restored_metrics, self.path)
+        self._restored_metrics = {}
+        if not self.path.exists():
+            self.save()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Saves where due, except after an epoch's last batch: `on_epoch_end` does that."""
+        """Saves where a save is due; after an epoch's last batch `on_epoch_end` does."""
         done = batch + 1
         self._place = ResumePoint(self._place.epoch, self._first_batch + done)
-        if done >= self._steps:
-            return
-        due = self.every_batches and self._place.batch % self.every_batches == 0
-        if due or time.monotonic() - self._last_save > self.every_seconds:
+        left = self._steps - done
+        if left > 0 and (left == 1 or self._is_due()):
             self.save()
+
+    def _is_due(self) -> bool:
+        if self.every_batches and self._place.batch % self.every_batches == 0:
+            return True
+        return time.monotonic() - self._last_save > self.every_seconds
 
     def on_epoch_end(self, epoch, logs=None) -> None:
         """Saves at the start of the next epoch; keep this callback last in the list."""
@@ -136,14 +154,28 @@ def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise CorruptCheckpointError(
-            f"Corrupt checkpoint; expected an .npz file written by ExactResume (delete it to "
-            f"start over); "
-            f"received {path}: {error}"
-        ) from error
+    # An .npy file is read without complaint, but is no context manager.
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise _corrupt(path, error) from error
+
+
+def _place(arrays: dict[str, np.ndarray], path: pathlib.Path) -> ResumePoint:
+    try:
+        meta = json.loads(str(arrays["meta"]))
+        if meta["format"] != _FORMAT:
+            raise ValueError(f"format {meta['format']} instead of {_FORMAT}")
+        return ResumePoint(int(meta["epoch"]), int(meta["batch"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise _corrupt(path, f"{type(error).__name__} {error}") from error
+
+
+def _corrupt(path: pathlib.Path, reason) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        "Corrupt checkpoint; expected an .npz file written by ExactResume (delete it to start "
+        f"over); received {path}: {reason}"
+    )
 
 
 def _numbered(prefix: str, arrays: dict) -> list[str]:
@@ -166,17 +198,15 @@ def _below(prefix: str, arrays: dict) -> dict[str, np.ndarray]:
 
 
 def _assign(kind: str, variables, arrays: dict, path: pathlib.Path) -> None:
-    keys = _numbered(kind, arrays)
-    shapes = [arrays[key].shape for key in keys]
+    stored = [arrays[key] for key in _numbered(kind, arrays)]
     expected = [tuple(variable.shape) for variable in variables]
-    if shapes != expected:
+    if [array.shape for array in stored] != expected:
         raise CorruptCheckpointError(
-            f"Checkpoint of another model; expected {len(expected)} {kind} arrays of this "
-            f"model's shapes; "
-            f"received {len(shapes)} in {path}"
+            f"Checkpoint of another model; expected {len(expected)} arrays ({kind}) of this "
+            f"model's shapes; received {len(stored)} in {path}"
         )
-    for key, variable in zip(keys, variables, strict=True):
-        variable.assign(arrays[key])
+    for variable, value in zip(variables, stored, strict=True):
+        variable.assign(value)
 
 
 def _metric_variables(model) -> list:

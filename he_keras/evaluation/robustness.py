@@ -13,10 +13,15 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from he_keras import attacks
-from he_keras.attacks import Attack
+from he_keras.attacks import Attack, Victim, check_examples, get
+from he_keras.attacks.attack import is_wrong
 from he_keras.callbacks.exact_resume import write_npz
+from he_keras.data import StreamingDataset, eval_pipeline
+from he_keras.environment import environment
 from he_keras.threat import ThreatModel
+
+_SCALE_FREE_ATTACK = "cw-linf-20"
+_SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +66,14 @@ class RobustnessReport:
     threat: dict
 
     def to_json(self) -> dict:
-        """Returns everything but the per-example flags as plain data."""
+        """Returns everything but the per-example flags, and the versions, as plain data."""
         return {
             "num_examples": self.num_examples,
             "clean_accuracy": self.clean_accuracy,
             "worst_case": self.worst_case,
             "threat": self.threat,
             "attacks": [dataclasses.asdict(row) for row in self.rows],
+            "environment": environment(),
         }
 
     def table(self) -> str:
@@ -75,8 +81,10 @@ class RobustnessReport:
         lines = [f"{'attack':<24}{'accuracy':>10}{'seconds':>10}{'forward':>10}{'backward':>10}"]
         lines.append(f"{'(clean)':<24}{self.clean_accuracy:>10.2%}")
         for row in self.rows:
+            scale = row.settings.get("logit_scale", "model")
+            name = row.name if scale == "model" else f"{row.name} [scale {scale}]"
             lines.append(
-                f"{row.name:<24}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
+                f"{name:<24}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
                 f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
             )
         lines.append(f"{'(worst case)':<24}{self.worst_case:>10.2%}   n = {self.num_examples}")
@@ -87,7 +95,7 @@ def evaluate_robustness(
     model,
     examples,
     threat: ThreatModel,
-    attack_names=("pgd-20", "cw-linf-20"),
+    attacks=("pgd-20", "cw-linf-20"),
     output_dir=None,
     batch_size: int = 250,
     show_progress: bool = False,
@@ -95,16 +103,20 @@ def evaluate_robustness(
 ) -> RobustnessReport:
     """Attacks every example with every attack.
 
+    A cross-entropy attack at a logit scale other than the model's own (the HE paper's protocol)
+    says little about robustness: unless an attack on the margin is among `attacks`, one is added.
+
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
-        examples: a pair of arrays (images in the threat model's bounds, integer labels), or a data
-            set with `as_float()`.
+        examples: a pair of arrays (images in the threat model's bounds, integer labels), a data set
+            of `he_keras.data`, or a `tf.data.Dataset` of batches of such pairs.
         threat: the threat model.
-        attack_names: attacks, by name or as `Attack` objects.
+        attacks: attacks, by name or as `Attack` objects.
         output_dir: folder for `report.json` and `per_example.npz`; None for none.
         batch_size: examples per compiled call.
         show_progress: show a progress bar with the running robust accuracy.
-        **options: passed to attacks given by name, for example `step_size=0.003`.
+        **options: passed to attacks given by name, for example `step_size=0.003` (to those that
+            have a step size; FGSM's is epsilon) or `logit_scale="unit"`.
 
     Example:
         >>> import he_keras as he, numpy as np, tensorflow as tf
@@ -115,56 +127,108 @@ def evaluate_robustness(
         >>> report.clean_accuracy, report.worst_case
         (1.0, 0.5)
     """
-    images, labels = examples.as_float() if hasattr(examples, "as_float") else examples
-    images, labels = attacks.check_examples(threat, images, labels)
-    chosen = [_resolve(each, threat, batch_size, options) for each in attack_names]
+    chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
+    chosen = _with_scale_free(chosen, threat, batch_size)
     names = [attack.name for attack in chosen]
-    if len(set(names)) != len(names):
+    if len({"clean", "labels", *names}) != len(names) + 2:
         raise ValueError(
-            f"Attacks must have different names; expected no repeats; received {names}"
+            "Attacks must have different names; expected no repeats, nor 'clean' or 'labels'; "
+            f"received {names}"
         )
-    victim = attacks.Victim(model)
-    correct = {"clean": _predictions(victim, images, batch_size) == labels}
-    rows = []
+    batches = _Batches(threat, examples, batch_size)
+    folder = None if output_dir is None else _writable(pathlib.Path(output_dir))
+    labels, clean = _classify(Victim(model), batches)
+    correct, rows = {"clean": clean}, []
     for attack in chosen:
-        row, correct[attack.name] = _run(attack, model, images, labels, show_progress)
+        row, correct[attack.name] = _run(attack, model, batches, len(labels), show_progress)
         rows.append(row)
-    report = _summarise(threat, tuple(rows), correct)
-    if output_dir is not None:
-        _write(report, labels, pathlib.Path(output_dir))
-    return report
-
-
-def _summarise(threat, rows: tuple[AttackRow, ...], correct: dict) -> RobustnessReport:
-    worst = np.all(list(correct.values()), axis=0)
-    return RobustnessReport(
-        num_examples=len(worst),
-        clean_accuracy=float(correct["clean"].mean()),
-        rows=rows,
-        worst_case=float(worst.mean()),
+    report = RobustnessReport(
+        num_examples=len(labels),
+        clean_accuracy=float(clean.mean()),
+        rows=tuple(rows),
+        worst_case=float(np.all(list(correct.values()), axis=0).mean()),
         correct=correct,
         threat=threat.get_config(),
     )
+    if folder is not None:
+        _write(report, labels, folder)
+    return report
 
 
-def _resolve(attack, threat, batch_size, options) -> Attack:
-    if isinstance(attack, Attack):
-        return attack
-    return attacks.get(attack, threat, **{"batch_size": batch_size, **options})
+def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
+    """Builds the attacks that are given by name; `step_size` goes to those that have one to choose.
+
+    FGSM has none: its step is epsilon.
+    """
+    if isinstance(attacks, str):
+        raise TypeError(
+            f"Invalid attacks; expected a sequence of names or Attack objects; received {attacks!r}"
+        )
+    step_size = options.pop("step_size", None)
+    resolved = []
+    for attack in attacks:
+        if isinstance(attack, Attack):
+            resolved.append(attack)
+            continue
+        built = get(attack, threat, **options)
+        if step_size is not None and hasattr(built, "step_size") and built.name != "fgsm":
+            built = get(attack, threat, step_size=step_size, **options)
+        resolved.append(built)
+    if not resolved:
+        raise ValueError(f"No attacks; expected at least one; received attacks={attacks!r}")
+    return resolved
 
 
-def _run(attack: Attack, model, images, labels, show_progress) -> tuple[AttackRow, np.ndarray]:
+def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Attack]:
+    losses = [getattr(attack, "loss", None) for attack in chosen]
+    rescaled = any(
+        attack.logit_scale != "model" and loss in ("ce", "kl")
+        for attack, loss in zip(chosen, losses, strict=True)
+    )
+    if rescaled and not set(losses) & set(_SCALE_FREE_LOSSES):
+        return [*chosen, get(_SCALE_FREE_ATTACK, threat, batch_size=batch_size)]
+    return chosen
+
+
+class _Batches:
+    """The examples as checked batches of NumPy arrays, in the same order at every iteration."""
+
+    def __init__(self, threat: ThreatModel, examples, batch_size: int) -> None:
+        self.threat = threat
+        self.batch_size = batch_size
+        if isinstance(examples, StreamingDataset):
+            examples = eval_pipeline(examples, batch_size)
+        if not isinstance(examples, tf.data.Dataset):
+            arrays = examples.as_float() if hasattr(examples, "as_float") else examples
+            examples = check_examples(threat, *arrays)
+        self.examples = examples
+
+    def __iter__(self):
+        if isinstance(self.examples, tf.data.Dataset):
+            for images, labels in self.examples.as_numpy_iterator():
+                yield check_examples(self.threat, images, labels)
+            return
+        images, labels = self.examples
+        for first in range(0, len(labels), self.batch_size):
+            rows = slice(first, first + self.batch_size)
+            yield images[rows], labels[rows]
+
+
+def _run(
+    attack: Attack, model, batches: _Batches, num_examples: int, show_progress: bool
+) -> tuple[AttackRow, np.ndarray]:
     began = time.monotonic()
-    bar = _progress_bar(attack.name, len(images), show_progress)
-    results = []
-    for first in range(0, len(images), attack.batch_size):
-        rows = slice(first, first + attack.batch_size)
-        ids = np.arange(first, first + len(labels[rows]))
-        results.append(attack(model, images[rows], labels[rows], example_ids=ids))
+    bar = _progress_bar(attack.name, num_examples, show_progress)
+    results: list = []
+    done = 0
+    for images, labels in batches:
+        ids = np.arange(done, done + len(labels))
+        results.append(attack(model, images, labels, example_ids=ids))
+        done += len(labels)
         if bar is not None:
             robust = np.mean([~flag for result in results for flag in result.success])
             bar.set_postfix(robust=f"{robust:.2%}", refresh=False)
-            bar.update(len(ids))
+            bar.update(len(labels))
     if bar is not None:
         bar.close()
     flags = ~np.concatenate([result.success for result in results])
@@ -189,17 +253,41 @@ def _progress_bar(name, total, show):
     return tqdm(total=total, desc=name, unit="image", dynamic_ncols=True, mininterval=1.0)
 
 
-def _predictions(victim, images, batch_size) -> np.ndarray:
-    predict = tf.function(
-        lambda batch: tf.argmax(victim.logits(batch), axis=-1),
-        input_signature=[tf.TensorSpec([None, *images.shape[1:]], images.dtype)],
-    )
-    batches = range(0, len(images), batch_size)
-    return np.concatenate([predict(tf.constant(images[i : i + batch_size])) for i in batches])
+def _classify(victim: Victim, batches: _Batches) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all labels, and whether each clean image is classified correctly."""
+    classify = None
+    labels, correct = [], []
+    for images, some_labels in batches:
+        if classify is None:
+            classify = tf.function(
+                lambda images, labels: ~is_wrong(victim.logits(images), labels),
+                input_signature=[
+                    tf.TensorSpec([None, *images.shape[1:]], images.dtype),
+                    tf.TensorSpec([None], tf.int32),
+                ],
+            )
+        labels.append(some_labels)
+        correct.append(classify(tf.constant(images), tf.constant(some_labels, tf.int32)).numpy())
+    if not labels:
+        raise ValueError("No examples; expected at least one; received 0")
+    return np.concatenate(labels), np.concatenate(correct)
+
+
+def _writable(folder: pathlib.Path) -> pathlib.Path:
+    """Creates the folder before the work, whose result could not be written otherwise."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / "report.json.partial"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"Cannot write the report; expected a writable folder; received {folder}: {error}"
+        ) from error
+    return folder
 
 
 def _write(report: RobustnessReport, labels, folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "report.json.partial"
     temporary.write_text(json.dumps(report.to_json(), indent=2) + "\n")
     os.replace(temporary, folder / "report.json")

@@ -1,12 +1,15 @@
 """From a configuration to a trained and evaluated model."""
 
 from he_keras.experiment.configuration import (
+    build_attacks,
     build_head,
     build_model,
     build_objective,
     build_optimizer,
     build_threat,
+    check_config,
     default_config,
+    read_config,
     smoke_variant,
     to_plain,
 )
@@ -14,6 +17,7 @@ from he_keras.experiment.training import (
     Interrupted,
     Training,
     load_datasets,
+    load_split,
     prepare_training,
     run_training,
 )
@@ -21,14 +25,18 @@ from he_keras.experiment.training import (
 __all__ = [
     "Interrupted",
     "Training",
+    "build_attacks",
     "build_head",
     "build_model",
     "build_objective",
     "build_optimizer",
     "build_threat",
+    "check_config",
     "default_config",
     "load_datasets",
+    "load_split",
     "prepare_training",
+    "read_config",
     "run_training",
     "smoke_variant",
     "to_plain",

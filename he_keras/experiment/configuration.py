@@ -13,6 +13,10 @@ import keras
 
 from he_keras import networks, objectives, optimizers, schedules
 from he_keras.adversarial_model import HEAdversarialModel
+from he_keras.attacks import Attack
+from he_keras.attacks.checks import check_number, check_positive_integer, check_seed
+from he_keras.evaluation.robustness import resolve_attacks
+from he_keras.experiment.run_folder import read_json
 from he_keras.layers import CosineHead
 from he_keras.objectives import Objective
 from he_keras.threat import ThreatModel
@@ -28,6 +32,8 @@ _DATA = {
     "test_examples": 0,
     "synthetic": False,
 }
+# The keys of these belong to what they configure, which checks them.
+_OWN_KEYS = ("objective", "schedule", "network.options", "smoke.options")
 _STARTS = {"uniform": True, "none": False, "gaussian": "gaussian"}
 
 
@@ -72,8 +78,40 @@ def default_config():
         "step_size": "",
         "batch_size": 250,
     }
-    config.smoke = {"network": "", "input_shape": (32, 32, 3)}
+    config.smoke = {"network": "", "options": {}, "input_shape": (32, 32, 3)}
     return config.lock()
+
+
+def check_config(config) -> None:
+    """Raises a ValueError for keys that do not exist, and for values that nothing else checks."""
+    _check_keys(config, default_config())
+    check_seed(config.seed)
+    check_positive_integer("train.epochs", config.train.epochs)
+    check_positive_integer("train.batch_size", config.train.batch_size)
+    check_positive_integer("evaluation.batch_size", config.evaluation.batch_size)
+    check_positive_integer("head.num_classes", config.head.num_classes)
+    check_number("optimizer.learning_rate", config.optimizer.learning_rate, 0.0)
+    check_number("train.checkpoint_every_batches", config.train.checkpoint_every_batches, 0)
+    check_number("train.checkpoint_every_seconds", config.train.checkpoint_every_seconds, 0.0)
+    build_attacks(config)
+
+
+def _check_keys(config, reference, prefix: str = "") -> None:
+    unknown, missing = (set(config) - set(reference)), (set(reference) - set(config))
+    if unknown or missing:
+        raise ValueError(
+            f"Unknown or missing configuration keys; expected {prefix}[{', '.join(reference)}]; "
+            f"received unknown={sorted(unknown)}, missing={sorted(missing)}"
+        )
+    for key, value in reference.items():
+        if f"{prefix}{key}" in _OWN_KEYS or not hasattr(value, "keys"):
+            continue
+        if not hasattr(config[key], "keys"):
+            raise ValueError(
+                f"Not a section; expected {prefix}{key}.[{', '.join(value)}]; "
+                f"received {prefix}{key}={config[key]!r}"
+            )
+        _check_keys(config[key], value, f"{prefix}{key}.")
 
 
 def smoke_variant(config):
@@ -86,13 +124,17 @@ def smoke_variant(config):
         small.data.update({"synthetic": True, "train_examples": 16, "validation_examples": 8})
         small.data.test_examples = 8
         if config.smoke.network:
-            small.network.update({"name": config.smoke.network, "options": {}})
-            small.network.input_shape = tuple(config.smoke.input_shape)
+            small.network = {
+                "name": config.smoke.network,
+                "input_shape": tuple(config.smoke.input_shape),
+                "options": dict(config.smoke.options),
+            }
         small.train.update({"epochs": 1, "batch_size": 8})
         small.evaluation.update({"attacks": ("fgsm", "pgd-2"), "batch_size": 8})
         small.evaluation.validation_attack = "pgd-2"
-        if "num_steps" in small.objective:
-            small.objective.num_steps = 2
+        for repetitions in ("num_steps", "num_replays"):
+            if repetitions in small.objective:
+                small.objective[repetitions] = 2
     return small.lock()
 
 
@@ -101,9 +143,27 @@ def to_plain(config) -> dict:
     return json.loads(config.to_json())
 
 
+def read_config(run_folder):
+    """Reads the configuration of a run folder, with the tuples that JSON made lists of."""
+    from ml_collections import ConfigDict
+
+    config = ConfigDict(read_json(pathlib.Path(run_folder) / "config.json"))
+    config.network.input_shape = tuple(config.network.input_shape)
+    config.evaluation.attacks = tuple(config.evaluation.attacks)
+    return config.lock()
+
+
 def build_threat(config) -> ThreatModel:
     """Builds the threat model."""
     return ThreatModel(config.threat.norm, config.threat.epsilon)
+
+
+def build_attacks(config, **options) -> list[Attack]:
+    """Builds the attacks of the evaluation."""
+    settings = config.evaluation
+    if settings.step_size != "":
+        options = {"step_size": settings.step_size, **options}
+    return resolve_attacks(settings.attacks, build_threat(config), **options)
 
 
 def build_objective(config) -> Objective:
@@ -190,11 +250,6 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model
-
-
-def read_config(path: pathlib.Path) -> dict:
-    """Reads the resolved configuration of a run folder."""
-    return json.loads(path.read_text())
 
 
 def _parse_start(value):

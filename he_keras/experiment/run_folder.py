@@ -6,14 +6,8 @@ A folder belongs to one configuration; using it with another is an error that na
 import json
 import os
 import pathlib
-import platform
-import subprocess
 
-import keras
-import numpy as np
-import tensorflow as tf
-
-from he_keras.version import __version__
+from he_keras.environment import environment
 
 
 def prepare(folder: pathlib.Path, config: dict) -> None:
@@ -30,25 +24,22 @@ def prepare(folder: pathlib.Path, config: dict) -> None:
         ) from error
     stored = folder / "config.json"
     if stored.exists():
-        _check_same(json.loads(stored.read_text()), config, folder)
+        _check_same(read_json(stored), config, folder)
     write_json(stored, config)
-    write_json(folder / "environment.json", environment(config.get("seed", 0)))
+    _record_environment(folder / "environment.json", {**environment(), "seed": config.get("seed")})
 
 
-def environment(seed: int) -> dict:
-    """Versions, machine and commit behind a result."""
-    return {
-        "he_keras": __version__,
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "devices": [device.name for device in tf.config.list_physical_devices()],
-        "seed": seed,
-        "commit": _commit(),
-    }
+def read_json(path: pathlib.Path) -> dict:
+    """Reads a JSON file, with one clear error where there is none or it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"{type(content).__name__} instead of an object")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"Cannot read {path.name}; expected a file written by a run; received {path}: {error}"
+        ) from error
+    return content
 
 
 def write_json(path: pathlib.Path, content) -> None:
@@ -56,6 +47,17 @@ def write_json(path: pathlib.Path, content) -> None:
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
     os.replace(temporary, path)
+
+
+def _record_environment(path: pathlib.Path, now: dict) -> None:
+    """Keeps the environment that the run began in; another one that resumes it is added."""
+    if not path.exists():
+        write_json(path, now)
+        return
+    first = read_json(path)
+    later = first.pop("resumed_in", [])
+    if now not in (first, *later):
+        write_json(path, {**first, "resumed_in": [*later, now]})
 
 
 def _check_same(stored: dict, config: dict, folder: pathlib.Path) -> None:
@@ -78,18 +80,3 @@ def _flatten(tree: dict, prefix: str = "") -> dict:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it is one."""
-    root = pathlib.Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.strip() or None

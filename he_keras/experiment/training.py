@@ -16,7 +16,9 @@ from he_keras import callbacks, data
 from he_keras.adversarial_model import HEAdversarialModel
 from he_keras.callbacks.best_checkpoint import save_model
 from he_keras.experiment import run_folder
-from he_keras.experiment.configuration import build_model, to_plain
+from he_keras.experiment.configuration import build_model, check_config, to_plain
+
+_SPLITS = ("train", "validation", "test")
 
 
 class Interrupted(Exception):
@@ -34,28 +36,27 @@ class Datasets:
 
 def load_datasets(config) -> Datasets:
     """Loads the splits that a configuration names, and checks shapes and class counts."""
-    settings = config.data
-    if settings.synthetic:
-        shape, classes = tuple(config.network.input_shape), config.head.num_classes
-        counts = (settings.train_examples, settings.validation_examples, settings.test_examples)
-        return Datasets(*(data.synthetic(shape, classes, n, i) for i, n in enumerate(counts)))
-    splits: dict = {}
-    for split in ("train", "validation", "test"):
-        if split == "validation" and not settings.validation_examples:
-            splits[split] = None
-            continue
-        splits[split] = data.load(
-            settings.name,
-            split,
-            settings.data_dir or None,
-            validation_examples=settings.validation_examples,
-        )
-    for split, limit in (("train", settings.train_examples), ("test", settings.test_examples)):
-        if limit:
-            splits[split] = splits[split].take(limit)
-    datasets = Datasets(**splits)
+    datasets = Datasets(*(load_split(config, split) for split in _SPLITS))
     _check_dataset(config, datasets.train)
     return datasets
+
+
+def load_split(config, split: str) -> data.ImageDataset | data.StreamingDataset | None:
+    """Loads "train", "validation" (None where nothing is held out) or "test"."""
+    settings = config.data
+    if split == "validation" and not settings.validation_examples:
+        return None
+    limit = settings[f"{split}_examples"]
+    if settings.synthetic:
+        shape, classes = tuple(config.network.input_shape), config.head.num_classes
+        return data.synthetic(shape, classes, limit, _SPLITS.index(split), split)
+    dataset = data.load(
+        settings.name,
+        split,
+        settings.data_dir or None,
+        validation_examples=settings.validation_examples,
+    )
+    return dataset.take(limit) if limit and split != "validation" else dataset
 
 
 def _check_dataset(config, train) -> None:
@@ -86,6 +87,7 @@ class Training:
     """A prepared run: model, data and place to start from."""
 
     def __init__(self, config, output_dir) -> None:
+        check_config(config)
         self.config = config
         self.folder = pathlib.Path(output_dir)
         self.datasets = load_datasets(config)
@@ -94,16 +96,7 @@ class Training:
         # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
         self._stream(0, 0)
         run_folder.prepare(self.folder, to_plain(config))
-        self.history = callbacks.HistoryFile(self.folder / "history.csv")
-        self.stateful = [self.history]
-        if self.datasets.validation is not None and self.model.evaluation_attack is not None:
-            best = self.folder / "checkpoints" / "best.keras"
-            self.stateful.append(callbacks.BestCheckpoint(best))
-        if config.train.overfitting_guard:
-            batch = next(iter(self._stream(0, 0)))
-            self.stateful.insert(
-                0, callbacks.OverfittingGuard(batch[0], batch[1])
-            )
+        self.stateful = self._stateful_callbacks()
         self.resume = _ResumeWithSignal(
             self.folder / "checkpoints" / "latest.npz",
             every_batches=config.train.checkpoint_every_batches,
@@ -111,6 +104,21 @@ class Training:
             stateful_callbacks=self.stateful,
         )
         self.place = self.resume.restore(self.model) or callbacks.ResumePoint(0, 0)
+        if self.place.batch >= self.steps:
+            raise callbacks.CorruptCheckpointError(
+                f"Checkpoint of other data; expected one of {self.steps} batches an epoch; "
+                f"received batch={self.place.batch} in {self.resume.path}"
+            )
+
+    def _stateful_callbacks(self) -> list:
+        """In this order: the guard may put other weights back, and adds to the history."""
+        chosen: list = []
+        if self.datasets.validation is not None and self.model.evaluation_attack is not None:
+            chosen.append(callbacks.BestCheckpoint(self.folder / "checkpoints" / "best.keras"))
+        if self.config.train.overfitting_guard:
+            images, labels = next(iter(self._stream(0, 0)))
+            chosen.append(callbacks.OverfittingGuard(images, labels))
+        return [*chosen, callbacks.HistoryFile(self.folder / "history.csv")]
 
     @property
     def is_complete(self) -> bool:

@@ -12,6 +12,7 @@ the scaled logits. Cost per example: as PGD-AT plus one forward and full backwar
 import keras
 import tensorflow as tf
 
+from he_keras.attacks.checks import check_number
 from he_keras.objectives.objective import (
     IteratedObjective,
     TrainingPass,
@@ -55,6 +56,7 @@ class ALP(IteratedObjective):
             raise ValueError(
                 f"Unknown pairing; expected one of {tuple(PAIRINGS)}; received pairing={pairing!r}"
             )
+        check_number("beta", beta, 0.0)
         if not 0.0 <= clean_weight <= 1.0:
             raise ValueError(
                 f"Invalid clean_weight; expected 0..1; received clean_weight={clean_weight!r}"

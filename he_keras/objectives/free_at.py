@@ -14,7 +14,7 @@ Cost per update: one forward and one full backward pass.
 import keras
 import tensorflow as tf
 
-from he_keras.attacks.attack import check_positive_integer
+from he_keras.attacks.checks import check_positive_integer
 from he_keras.objectives.noise_buffer import NoiseBuffer
 from he_keras.objectives.objective import Objective, TrainingPass, margin_cross_entropy
 from he_keras.objectives.registry import register
@@ -45,6 +45,8 @@ class FreeAT(Objective):
         check_positive_integer("num_replays", num_replays)
         self.num_replays = num_replays
         self.step_size = threat.epsilon if step_size is None else parse_epsilon(step_size)
+        if self.step_size <= 0:
+            raise ValueError(f"Invalid step_size; expected > 0; received step_size={step_size!r}")
         self._noise: NoiseBuffer | None = None
 
     def build(self, image_shape: tuple[int, ...]) -> None:

@@ -16,6 +16,7 @@ Cost per example: K (forward + backward) + 1 forward, then 2 forward + 2 full ba
 import keras
 
 from he_keras import losses
+from he_keras.attacks.checks import check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass, margin_cross_entropy
 from he_keras.objectives.registry import register
 
@@ -47,6 +48,7 @@ class TRADES(IteratedObjective):
                 f"Unknown divergence; expected one of {tuple(DIVERGENCES)}; "
                 f"received divergence={divergence!r}"
             )
+        check_number("beta", beta, 0.0)
         self.beta = float(beta)
         self.divergence = divergence
 

@@ -41,8 +41,8 @@ def _within_bounds(images, low: float, high: float):
     """Returns `images`; fails, when the batch is computed, on values that no attack may produce."""
     inside = (images >= low - _BOUND_TOLERANCE) & (images <= high + _BOUND_TOLERANCE)
     message = (
-        f"Images outside the threat model's bounds (or NaN); expected values in [{low}, {high}], "
-        "with any normalisation inside the network; received values in"
+        "Images outside the bounds of the threat model, or NaN; expected values in "
+        f"[{low}, {high}], with any normalisation inside the network; received values in"
     )
     values = [message, tf.reduce_min(images), tf.reduce_max(images)]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(inside), values)]):
