@@ -58,7 +58,9 @@ def _image_shape(model) -> tuple[int | None, ...]:
 
 def _checked_names(model, image_shape, class_names) -> list[str]:
     names = [str(name) for name in class_names]
-    num_classes = model.compute_output_shape((None, *image_shape))[-1]
+    images = tf.TensorSpec([None, *image_shape], tf.float32)
+    traced = tf.function(lambda images: model(images, training=False))
+    num_classes = traced.get_concrete_function(images).structured_outputs.shape[-1]
     if len(names) != num_classes:
         raise ValueError(
             f"Class names do not match the classes; expected {num_classes} names; "

@@ -19,6 +19,7 @@ FOLDERS = ("he_keras", "tools", "configs", "tests")
 # A unit, which is a file or a package of he_keras, may import the units before it.
 ORDER = (
     "version",
+    "environment",
     "threat",
     "layers",
     "losses",
@@ -27,8 +28,6 @@ ORDER = (
     "objectives",
     "schedules",
     "optimizers",
-    "replicas",
-    "training_batch",
     "adversarial_model",
     "callbacks",
     "data",

@@ -9,7 +9,17 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras import attacks, losses
-from he_keras.attacks import BIM, FGSM, MIM, PGD, AdaptivePGD, Attack, ProjectedGradient, Victim
+from he_keras.attacks import (
+    BIM,
+    FGSM,
+    MIM,
+    PGD,
+    AdaptivePGD,
+    Attack,
+    Crafted,
+    ProjectedGradient,
+    Victim,
+)
 
 THREAT = he.ThreatModel("linf", 0.05)
 PIXELS, CLASSES = 12, 4
@@ -213,6 +223,31 @@ def test_an_attack_must_define_run():
         Attack(THREAT)(linear, images(), labels())
 
 
+class Careless(Attack):
+    """Leaves ball and bounds in every pixel but the first, which becomes NaN."""
+
+    def run(self, victim, images, labels, seeds):
+        far = tf.concat([images[:, :1] * np.nan, images[:, 1:] + 10.0], axis=1)
+        passes = tf.zeros_like(labels)
+        return Crafted(far, passes, passes)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_the_base_class_keeps_the_promises_of_careless_attacks(norm):
+    threat = he.ThreatModel(norm, 0.05, bounds=(-0.2, 1.1))
+    result = Careless(threat, stop_when_broken=False)(linear, images() * 1.3 - 0.2, labels())
+    assert np.isfinite(result.x_adv).all()
+    assert result.x_adv.min() >= -0.2 and result.x_adv.max() <= 1.1
+    assert 0 <= result.distance.min() and result.distance.max() <= 0.05 + 1e-6
+    verdicts = linear(tf.constant(result.x_adv)).numpy().argmax(axis=1) != labels()
+    np.testing.assert_array_equal(result.success, verdicts)
+    np.testing.assert_array_equal(result.forward_passes, 2)
+    if norm == "linf":
+        flat, clean = result.x_adv.reshape(20, -1), (images() * 1.3 - 0.2).reshape(20, -1)
+        np.testing.assert_allclose(flat[:, 6:], np.minimum(clean[:, 6:] + 0.05, 1.1), atol=1e-6)
+        np.testing.assert_allclose(flat[:, :6], clean[:, :6], atol=1e-6)
+
+
 # Models of every kind.
 
 
@@ -407,12 +442,11 @@ def test_zero_and_nan_gradients_leave_the_image(norm, factor):
         result = attack(model, images(), right)
         np.testing.assert_allclose(result.x_adv, images(), atol=1e-7)
         assert not result.success.any() and not result.non_finite.any()
-    started = PGD(threat, 3, keep="last", stop_when_broken=False)
-    result = started(model, images(), right)
     ids = np.stack([np.zeros(20, np.int32), np.arange(20, dtype=np.int32)], axis=1)
     expected = threat.random_start(tf.constant(images()), ids)
-    np.testing.assert_allclose(result.x_adv, expected, atol=1e-6)
-    assert np.abs(result.x_adv - images()).max() > 1e-4
+    assert np.abs(expected - images()).max() > 1e-4
+    started = MIM(threat, 3, keep="last", stop_when_broken=False, random_start=True)
+    np.testing.assert_allclose(started(model, images(), right).x_adv, expected, atol=1e-6)
 
 
 # Who is attacked, for how long, and what is counted.
@@ -459,6 +493,10 @@ def test_stopping_early_changes_no_verdict():
     held = ~whole.success
     assert held.any()
     np.testing.assert_allclose(stopped.x_adv[held], whole.x_adv[held], atol=1e-6)
+    # Where the last iterate is kept, it is the one that broke the example, not a later one.
+    frozen = attack(keep="last")(linear, images(90), labels(90))
+    np.testing.assert_array_equal(frozen.success, whole.success)
+    np.testing.assert_allclose(frozen.x_adv, stopped.x_adv, atol=1e-6)
     spent = stopped.backward_passes[~held]
     assert len(set(spent.tolist())) > 3
     np.testing.assert_array_equal(whole.backward_passes, 12)
@@ -706,15 +744,22 @@ def test_weights_that_changed_between_two_calls_are_used():
         np.testing.assert_array_equal(again.success, fresh.success)
 
 
-def test_a_head_whose_scale_or_margin_changed_is_compiled_anew():
+@pytest.mark.parametrize(("setting", "value"), [("scale", 2.0), ("margin", 0.9)])
+def test_a_head_whose_scale_or_margin_changed_is_compiled_anew(setting, value):
     model, threat = cosine_model(), he.ThreatModel("l2", 0.05)
     right = model(images()).numpy().argmax(axis=1)
-    attack = AdaptivePGD(threat, 1, **PARITY)
-    attack(model, images(), right)
-    model.head.scale, model.head.margin = 2.0, 0.1
+    attack = AdaptivePGD(threat, 2, **PARITY)
+    calls = []
+    attack.run = lambda *arguments: calls.append(1) or type(attack).run(attack, *arguments)
+    before = attack(model, images(), right)
+    setattr(model.head, setting, value)
     again = attack(model, images(), right)
-    fresh = AdaptivePGD(threat, 1, **PARITY)(cosine_model(2.0, 0.1), images(), right)
+    assert len(calls) == 2
+    changed = cosine_model(**{setting: value})
+    fresh = AdaptivePGD(threat, 2, **PARITY)(changed, images(), right)
     np.testing.assert_allclose(again.x_adv, fresh.x_adv, atol=1e-6)
+    if setting == "scale":
+        assert np.abs(again.x_adv - before.x_adv).max() > 1e-4
 
 
 def test_another_model_is_another_compilation():

@@ -36,12 +36,13 @@ class Datasets:
 
 def load_datasets(config) -> Datasets:
     """Loads the splits that a configuration names, and checks shapes and class counts."""
-    datasets = Datasets(*(load_split(config, split) for split in _SPLITS))
+    train, validation, test = (load_split(config, split) for split in _SPLITS)
+    datasets = Datasets(train, validation, test)
     _check_dataset(config, datasets.train)
     return datasets
 
 
-def load_split(config, split: str) -> data.ImageDataset | data.StreamingDataset | None:
+def load_split(config, split: str):
     """Loads "train", "validation" (None where nothing is held out) or "test"."""
     settings = config.data
     if split == "validation" and not settings.validation_examples:

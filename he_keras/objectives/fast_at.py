@@ -14,11 +14,9 @@ import keras
 import tensorflow as tf
 
 from he_keras.attacks.victim import Victim
-from he_keras.objectives.noise_buffer import NoiseBuffer
+from he_keras.objectives.noise_buffer import BufferedObjective
 from he_keras.objectives.objective import (
-    Objective,
     TrainingPass,
-    margin_cross_entropy,
     training_attack,
 )
 from he_keras.objectives.registry import register
@@ -28,7 +26,7 @@ INITIALIZATIONS = ("random", "zero", "previous")
 
 @register("fast_at")
 @keras.saving.register_keras_serializable(package="he_keras")
-class FastAT(Objective):
+class FastAT(BufferedObjective):
     """Trains on single-step examples.
 
     Batch-norm statistics come from the adversarial training pass; with `attack_training_mode=True`
@@ -62,44 +60,25 @@ class FastAT(Objective):
         self.attack_training_mode = bool(attack_training_mode)
         if self.attack_training_mode:
             self.batch_norm_passes = ("attack", "adversarial")
-        self._noise: NoiseBuffer | None = None
-
-    def build(self, image_shape: tuple[int, ...]) -> None:
-        """Creates the perturbation buffer where one is needed."""
-        if self.initialization == "previous" and self._noise is None:
-            self._noise = NoiseBuffer(image_shape)
+        self.has_buffer = initialization == "previous"
 
     def craft(self, model, images, labels, seed=(0, 0)):
         """One step from the chosen start."""
         victim = Victim(model, training=self.attack_training_mode)
-        if self._noise is None:
+        if not self.has_buffer:
             return self.attack.perturb(victim, images, labels, seed)
-        start = self.threat.project(images + self._noise.first_rows(tf.shape(images)[0]), images)
+        start = self.threat.project(images + self.noise.first_rows(tf.shape(images)[0]), images)
         x_adv = self.threat.project(self.attack.ascend(victim, images, labels, start).x_adv, images)
         return tf.stop_gradient(x_adv)
-
-    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """One pass over the adversarial images."""
-        logits = model(x_adv, training=training)
-        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
 
     def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
         """Crafts, remembers the perturbation where asked to, and updates the weights."""
         x_adv = self.craft(model, images, labels, model.step_seed())
-        if self._noise is not None:
-            self._noise.put_first_rows(x_adv - images)
+        if self.has_buffer:
+            self.noise.put_first_rows(x_adv - images)
         return model.update(
             lambda: self.forward(model, images, labels, x_adv, training=True), labels, sample_weight
         ).training_pass
-
-    def state_arrays(self) -> dict:
-        """The perturbation buffer, where there is one."""
-        return {} if self._noise is None else self._noise.to_arrays()
-
-    def load_state_arrays(self, arrays: dict) -> None:
-        """Restores the perturbation buffer."""
-        if self._noise is not None:
-            self._noise.from_arrays(arrays)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

@@ -15,15 +15,15 @@ import keras
 import tensorflow as tf
 
 from he_keras.attacks.checks import check_positive_integer
-from he_keras.objectives.noise_buffer import NoiseBuffer
-from he_keras.objectives.objective import Objective, TrainingPass, margin_cross_entropy
+from he_keras.objectives.noise_buffer import BufferedObjective
+from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register
 from he_keras.threat import parse_epsilon
 
 
 @register("free_at")
 @keras.saving.register_keras_serializable(package="he_keras")
-class FreeAT(Objective):
+class FreeAT(BufferedObjective):
     """Replays each batch and updates weights and perturbation from the same backward pass.
 
     Batch-norm statistics come from every replay's adversarial pass: the one pass serves both
@@ -47,21 +47,11 @@ class FreeAT(Objective):
         self.step_size = threat.epsilon if step_size is None else parse_epsilon(step_size)
         if self.step_size <= 0:
             raise ValueError(f"Invalid step_size; expected > 0; received step_size={step_size!r}")
-        self._noise: NoiseBuffer | None = None
-
-    def build(self, image_shape: tuple[int, ...]) -> None:
-        """Creates the perturbation buffer."""
-        if self._noise is None:
-            self._noise = NoiseBuffer(image_shape)
+        self.has_buffer = True
 
     def craft(self, model, images, labels, seed=(0, 0)):
         """Returns the images with the buffer's perturbation, clipped to the box."""
-        return self.threat.clip_to_bounds(images + self._noise.first_rows(tf.shape(images)[0]))
-
-    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """One pass over the perturbed images."""
-        logits = model(x_adv, training=training)
-        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
+        return self.threat.clip_to_bounds(images + self.noise.first_rows(tf.shape(images)[0]))
 
     def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
         """Does one backward pass and both updates, m times."""
@@ -70,7 +60,7 @@ class FreeAT(Objective):
         return training_pass
 
     def _replay(self, model, images, labels, sample_weight) -> TrainingPass:
-        noise = self._noise.first_rows(tf.shape(images)[0])
+        noise = self.noise.first_rows(tf.shape(images)[0])
 
         def compute():
             x_adv = self.threat.clip_to_bounds(images + noise)
@@ -80,17 +70,8 @@ class FreeAT(Objective):
         # Loss scaling overflows now and then: the weights skip that step, and so does the noise.
         gradient = tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
         step = self.step_size * self.threat.steepest_step(gradient)
-        self._noise.put_first_rows(self.threat.project_perturbation(noise + step))
+        self.noise.put_first_rows(self.threat.project_perturbation(noise + step))
         return training_pass
-
-    def state_arrays(self) -> dict:
-        """The perturbation buffer."""
-        return {} if self._noise is None else self._noise.to_arrays()
-
-    def load_state_arrays(self, arrays: dict) -> None:
-        """Restores the perturbation buffer."""
-        if self._noise is not None:
-            self._noise.from_arrays(arrays)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

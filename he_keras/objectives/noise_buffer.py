@@ -3,6 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+from he_keras.objectives.objective import Objective
+from he_keras.threat import ThreatModel
+
 
 class NoiseBuffer:
     """One perturbation per position in the batch; a short batch uses the first rows.
@@ -49,3 +52,41 @@ class NoiseBuffer:
 
     def _copies(self) -> tuple:
         return tf.distribute.get_strategy().experimental_local_results(self._variable)
+
+
+class BufferedObjective(Objective):
+    """An objective whose perturbation persists from batch to batch, where `has_buffer` is set.
+
+    The buffer is part of the training state: checkpoints and `.keras` files hold it.
+    """
+
+    threat: ThreatModel
+    has_buffer = False
+
+    def __init__(self, threat: ThreatModel) -> None:
+        super().__init__(threat)
+        self._buffer: NoiseBuffer | None = None
+
+    @property
+    def noise(self) -> NoiseBuffer:
+        """The perturbation buffer, which `build` creates."""
+        if self._buffer is None:
+            raise ValueError(
+                "The objective has no perturbation buffer yet; expected a model that was built; "
+                "received an objective before build(image_shape)"
+            )
+        return self._buffer
+
+    def build(self, image_shape: tuple[int, ...]) -> None:
+        """Creates the buffer where one is needed."""
+        if self.has_buffer and self._buffer is None:
+            self._buffer = NoiseBuffer(image_shape)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """The perturbation buffer, where there is one."""
+        return {} if self._buffer is None else self._buffer.to_arrays()
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restores the perturbation buffer."""
+        if self._buffer is not None:
+            self._buffer.from_arrays(arrays)

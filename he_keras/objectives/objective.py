@@ -67,10 +67,12 @@ class Objective:
         return images
 
     def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """Runs the passes that are differentiated and returns losses and logits."""
-        raise TypeError(
-            f"{type(self).__name__} is not an objective; expected a subclass with forward()"
-        )
+        """Runs the passes that are differentiated and returns losses and logits.
+
+        Here one pass over the crafted examples, scored by the cross-entropy with the head's margin.
+        """
+        logits = model(x_adv, training=training)
+        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
 
     def loss(self, model, images, labels, x_adv, training: bool = True):
         """Returns the per-example losses of `forward`."""

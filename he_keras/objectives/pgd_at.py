@@ -9,7 +9,7 @@ scaled logits without margin (paper: unscaled). Cost per example: K (forward + b
 
 import keras
 
-from he_keras.objectives.objective import IteratedObjective, TrainingPass, margin_cross_entropy
+from he_keras.objectives.objective import IteratedObjective
 from he_keras.objectives.registry import register
 
 
@@ -25,8 +25,3 @@ class PGDAT(IteratedObjective):
         >>> he.objectives.PGDAT(he.ThreatModel("linf", "8/255"), num_steps=7).attack.num_steps
         7
     """
-
-    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """One pass over the adversarial images."""
-        logits = model(x_adv, training=training)
-        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)

@@ -1,0 +1,423 @@
+"""The callbacks, each on a model of a few weights; whole runs are in test_resume.py."""
+
+import csv
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import he_keras as he
+from he_keras import callbacks
+
+IMAGES = np.linspace(0.0, 1.0, 48, dtype="float32").reshape(12, 4)
+LABELS = np.arange(12) % 3
+
+
+def make_model(objective=None, units=5, dropout=0.0, head=None):
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((4,)), keras.layers.Dense(units, "relu"), keras.layers.Dropout(dropout)]
+    model = he.HEAdversarialModel(
+        keras.Sequential(layers), head or he.CosineHead(3), objective, evaluation_attack=None
+    )
+    model.compile(optimizer=he.optimizers.SGD(0.1))
+    return model
+
+
+def read_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# HistoryFile
+
+
+def test_history_file_writes_a_row_for_each_epoch(tmp_path):
+    history = callbacks.HistoryFile(tmp_path / "history.csv")
+    for epoch, loss in enumerate((1.5, 0.1234567)):
+        history.on_epoch_begin(epoch)
+        history.on_epoch_end(epoch, {"loss": loss, "accuracy": np.float32(0.5)})
+    rows = read_rows(tmp_path / "history.csv")
+    assert [(row["epoch"], row["loss"], row["accuracy"]) for row in rows] == [
+        ("0", "1.5", "0.5"),
+        ("1", "0.123457", "0.5"),
+    ]
+    assert all(float(row["seconds"]) >= 0 for row in rows)
+    assert [each.name for each in tmp_path.iterdir()] == ["history.csv"]
+
+
+def test_history_file_takes_new_columns_and_repeated_epochs(tmp_path):
+    history = callbacks.HistoryFile(tmp_path / "history.csv")
+    history.on_epoch_end(0, {"loss": 3.0})
+    history.on_epoch_end(1, {"loss": 2.0, "val_loss": 5.0})
+    history.on_epoch_end(1, {"loss": 1.0, "val_loss": 4.0})
+    rows = read_rows(tmp_path / "history.csv")
+    assert [(row["epoch"], row["loss"], row["val_loss"]) for row in rows] == [
+        ("0", "3.0", ""),
+        ("1", "1.0", "4.0"),
+    ]
+
+
+def test_history_file_state_holds_rows_and_time_spent(tmp_path):
+    first = callbacks.HistoryFile(tmp_path / "history.csv")
+    first.on_epoch_end(0, {"loss": 3.0})
+    first.on_epoch_begin(1)
+    state = first.state_arrays()
+    state["seconds"] = state["seconds"] + 100.0
+
+    second = callbacks.HistoryFile(tmp_path / "history.csv")
+    second.load_state_arrays(state)
+    second.on_epoch_begin(1)
+    second.on_epoch_end(1, {"loss": 2.0})
+    rows = read_rows(tmp_path / "history.csv")
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    assert 100.0 <= float(rows[1]["seconds"]) < 160.0
+
+
+# BestCheckpoint
+
+
+def run_best(path, values, monitor="val_robust_accuracy"):
+    best = callbacks.BestCheckpoint(path, monitor)
+    model = make_model()
+    best.set_model(model)
+    for epoch, value in enumerate(values):
+        model.set_weights([np.full_like(weight, epoch) for weight in model.get_weights()])
+        best.on_epoch_end(epoch, {monitor: value})
+    return best
+
+
+@pytest.mark.parametrize(
+    ("values", "expected_epoch"),
+    [((0.1, 0.4, 0.3), 1), ((0.4, 0.4), 0), ((0.2, float("nan"), 0.1), 0), ((0.0, -1.0), 0)],
+)
+def test_best_checkpoint_keeps_the_first_maximum(tmp_path, values, expected_epoch):
+    path = tmp_path / "deep" / "best.keras"
+    run_best(path, values)
+    loaded = he.load_model(path)
+    assert all((weight == expected_epoch).all() for weight in loaded.get_weights())
+    assert [each.name for each in path.parent.iterdir()] == ["best.keras"]
+
+
+def test_best_checkpoint_state_survives(tmp_path):
+    first = run_best(tmp_path / "first.keras", (0.5,))
+    second = callbacks.BestCheckpoint(tmp_path / "second.keras")
+    second.load_state_arrays(first.state_arrays())
+    second.set_model(make_model())
+    second.on_epoch_end(1, {"val_robust_accuracy": 0.5})
+    assert not (tmp_path / "second.keras").exists()
+    second.on_epoch_end(2, {"val_robust_accuracy": 0.51})
+    assert (tmp_path / "second.keras").exists()
+
+
+def test_best_checkpoint_lists_the_metrics_there_are(tmp_path):
+    best = callbacks.BestCheckpoint(tmp_path / "best.keras", monitor="val_f1")
+    best.set_model(make_model())
+    with pytest.raises(ValueError, match=r"No such metric.*\['loss', 'val_loss'\].*'val_f1'"):
+        best.on_epoch_end(0, {"loss": 1.0, "val_loss": 1.0})
+
+
+# OverfittingGuard
+
+
+class ScriptedAttack:
+    """Stands in for an attack: returns the next accuracy of a list."""
+
+    def __init__(self, *accuracies):
+        self.accuracies = list(accuracies)
+        self.calls = []
+
+    def __call__(self, model, images, labels):
+        self.calls.append((model, images, labels))
+        return types.SimpleNamespace(robust_accuracy=self.accuracies.pop(0))
+
+
+def run_guard(guard, model, epochs, first_epoch=0):
+    """Runs epochs whose end finds the weights filled with the epoch's number; returns the logs."""
+    guard.set_model(model)
+    model.stop_training = False
+    collected = []
+    for epoch in range(first_epoch, first_epoch + epochs):
+        model.set_weights([np.full_like(weight, epoch) for weight in model.get_weights()])
+        logs = {"loss": 0.0}
+        guard.on_epoch_end(epoch, logs)
+        collected.append(logs)
+        if model.stop_training:
+            break
+    return collected
+
+
+def test_guard_puts_the_previous_weights_back_and_stops():
+    model = make_model()
+    guard = callbacks.OverfittingGuard(IMAGES, LABELS, ScriptedAttack(0.3, 0.45, 0.26, 0.05, 0.9))
+    logs = run_guard(guard, model, 5)
+    # 0.45 -> 0.26 is a drop of 0.19, tolerated; 0.26 -> 0.05 is one of 0.21.
+    assert [entry["guard_accuracy"] for entry in logs] == [0.3, 0.45, 0.26, 0.05]
+    assert guard.stopped_epoch == 3 and model.stop_training
+    assert all((weight == 2).all() for weight in model.get_weights())
+    assert all(images is guard.images for _, images, _ in guard.attack.calls)
+
+
+def test_guard_without_collapse_changes_nothing():
+    model = make_model()
+    guard = callbacks.OverfittingGuard(IMAGES, LABELS, ScriptedAttack(0.1, 0.2, 0.15))
+    run_guard(guard, model, 3)
+    assert guard.stopped_epoch is None and not model.stop_training
+    assert all((weight == 2).all() for weight in model.get_weights())
+
+
+def test_guard_compares_with_the_last_epoch_not_the_best():
+    guard = callbacks.OverfittingGuard(
+        IMAGES, LABELS, ScriptedAttack(0.6, 0.45, 0.3, 0.15), max_drop=0.2
+    )
+    run_guard(guard, make_model(), 4)
+    assert guard.stopped_epoch is None
+
+
+def test_guard_state_survives():
+    model = make_model()
+    first = callbacks.OverfittingGuard(IMAGES, LABELS, ScriptedAttack(0.7, 0.8))
+    run_guard(first, model, 2)
+    second = callbacks.OverfittingGuard(IMAGES, LABELS, ScriptedAttack(0.1))
+    second.load_state_arrays({name: np.array(a) for name, a in first.state_arrays().items()})
+    assert second.stopped_epoch is None
+    run_guard(second, model, 1, first_epoch=2)
+    assert second.stopped_epoch == 2
+    assert all((weight == 1).all() for weight in model.get_weights())
+    third = callbacks.OverfittingGuard(IMAGES, LABELS)
+    third.load_state_arrays(second.state_arrays())
+    assert third.stopped_epoch == 2
+
+
+def test_guard_attacks_with_pgd_5_by_default():
+    threat = he.ThreatModel("linf", 0.2)
+    model = make_model(he.objectives.FastAT(threat))
+    guard = callbacks.OverfittingGuard(IMAGES, LABELS)
+    guard.set_model(model)
+    logs = {}
+    guard.on_epoch_end(0, logs)
+    assert (guard.attack.num_steps, guard.attack.step_size) == (5, 0.05)
+    expected = he.attacks.PGD(threat, num_steps=5, step_size=0.05)(model, IMAGES, LABELS)
+    assert logs["guard_accuracy"] == expected.robust_accuracy
+
+
+def test_guard_stops_fit():
+    model = make_model()
+    guard = callbacks.OverfittingGuard(IMAGES, LABELS, ScriptedAttack(0.9, 0.1, 0.9))
+    history = model.fit(IMAGES, LABELS, epochs=3, verbose=0, callbacks=[guard])
+    assert history.history["guard_accuracy"] == [0.9, 0.1]
+
+
+# StopOnNaN
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_stop_on_nan_raises(loss):
+    stop = callbacks.StopOnNaN()
+    stop.on_train_batch_end(0, {"loss": 1.0})
+    with pytest.raises(FloatingPointError, match="loss is not finite.*learning rate.*batch 7"):
+        stop.on_train_batch_end(7, {"loss": loss})
+
+
+def test_stop_on_nan_stops_fit_in_the_first_bad_batch():
+    model = make_model(head=keras.layers.Dense(3))
+    model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
+    with pytest.raises(FloatingPointError, match="batch 0"):
+        model.fit(IMAGES, LABELS, verbose=0, callbacks=[callbacks.StopOnNaN()])
+
+
+# ProgressBar
+
+
+def test_progress_bar_counts_the_whole_run(capsys):
+    bar = callbacks.ProgressBar(total_steps=12, steps_per_epoch=4, epochs=3, first_step=4)
+    for batch in range(4):
+        bar.on_train_batch_end(batch, {"loss": 1.25, "accuracy": 0.5})
+    bar.on_epoch_end(1, {"loss": 1.25, "val_accuracy": 0.75, "val_robust_accuracy": 0.25})
+    bar.on_train_batch_end(0, {"loss": 1.0})
+    bar.close()
+    out, err = capsys.readouterr()
+    assert out == "epoch 2/3: loss 1.2500  val_accuracy 0.7500  val_robust_accuracy 0.2500\n"
+    last = err.replace("\r", "\n").strip().splitlines()[-1]
+    assert "9/12" in last
+    assert "loss=1" in last and "val_accuracy=0.75" in last and "val_robust_accuracy=0.25" in last
+    # Elapsed time and time left.
+    assert "<" in last.partition("[")[2]
+
+
+# ExactResume
+
+
+def fit_with(resume, model, epochs=1, **options):
+    model.fit(IMAGES, LABELS, batch_size=4, epochs=epochs, verbose=0, callbacks=[resume], **options)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint of one epoch of three batches."""
+    path = tmp_path / "latest.npz"
+    fit_with(callbacks.ExactResume(path), make_model())
+    return path
+
+
+def test_restore_without_checkpoint(tmp_path):
+    assert callbacks.ExactResume(tmp_path / "none.npz").restore(make_model()) is None
+
+
+def test_restore_brings_everything_back(checkpoint):
+    trained = make_model()
+    fit_with(callbacks.ExactResume(checkpoint), trained)
+    fresh = make_model()
+    assert callbacks.ExactResume(checkpoint).restore(fresh) == (1, 0)
+    for now, before in zip(fresh.variables, trained.variables, strict=True):
+        np.testing.assert_array_equal(now.numpy(), before.numpy())
+    assert int(fresh.optimizer.iterations) == 3
+    for now, before in zip(fresh.optimizer.variables, trained.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(now.numpy(), before.numpy())
+
+
+def test_seeds_of_dropout_are_part_of_the_state(tmp_path):
+    model = make_model(dropout=0.5)
+    fit_with(callbacks.ExactResume(tmp_path / "latest.npz"), model)
+    fresh = make_model(dropout=0.5)
+    callbacks.ExactResume(tmp_path / "latest.npz").restore(fresh)
+    one, other = (m.network(np.ones((50, 4)), training=True).numpy() for m in (model, fresh))
+    np.testing.assert_array_equal(one, other)
+
+
+class Places(keras.callbacks.Callback):
+    """Notes the place in the checkpoint after every batch and epoch."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.seen = path, []
+
+    def note(self, *_, **__):
+        resume = callbacks.ExactResume(self.path)
+        self.seen.append(tuple(resume.restore(make_model())))
+
+    on_train_batch_end = on_epoch_end = note
+
+
+@pytest.mark.parametrize(
+    ("every_batches", "expected"),
+    [
+        # A checkpoint from the start on, one before the last of 3 batches, one after the epoch.
+        (0, [(0, 0), (0, 2), (0, 2), (1, 0)]),
+        (1, [(0, 1), (0, 2), (0, 2), (1, 0)]),
+    ],
+)
+def test_when_checkpoints_are_written(tmp_path, every_batches, expected):
+    path = tmp_path / "latest.npz"
+    places = Places(path)
+    resume = callbacks.ExactResume(path, every_batches=every_batches, every_seconds=1e9)
+    make_model().fit(
+        IMAGES, LABELS, batch_size=4, verbose=0, callbacks=[resume, places], shuffle=False
+    )
+    assert places.seen == expected
+
+
+def test_checkpoints_by_time(tmp_path):
+    path = tmp_path / "latest.npz"
+    places = Places(path)
+    resume = callbacks.ExactResume(path, every_seconds=0.0)
+    make_model().fit(IMAGES, LABELS, batch_size=4, verbose=0, callbacks=[resume, places])
+    assert places.seen[0] == (0, 1)
+
+
+def test_unknown_length_of_an_epoch_is_refused(tmp_path):
+    def batches():
+        while True:
+            yield IMAGES, LABELS
+
+    resume = callbacks.ExactResume(tmp_path / "latest.npz")
+    with pytest.raises(ValueError, match="length of an epoch is unknown.*steps=None"):
+        make_model().fit(batches(), epochs=1, verbose=0, callbacks=[resume])
+
+
+def damaged(path, how):
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    if how == "empty":
+        path.write_bytes(b"")
+    if how == "text":
+        path.write_text("not a checkpoint")
+    if how == "one array":
+        with open(path, "wb") as file:
+            np.save(file, np.zeros(3))
+    if how == "flipped byte":
+        middle = content.index(b"variable/0.npy") + 200
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :])
+    if how == "pickle":
+        np.savez(path, meta=np.array([{"format": 1}], dtype=object))
+    if how == "without meta":
+        np.savez(path, other=np.zeros(3))
+    if how == "other format":
+        np.savez(path, meta=np.array('{"format": 99, "epoch": 0, "batch": 0}'))
+    if how == "folder":
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "truncated",
+        "empty",
+        "text",
+        "one array",
+        "flipped byte",
+        "pickle",
+        "without meta",
+        "other format",
+        "folder",
+    ],
+)
+def test_damaged_checkpoints_are_one_kind_of_error(checkpoint, how):
+    damaged(checkpoint, how)
+    with pytest.raises(callbacks.CorruptCheckpointError, match="Corrupt checkpoint; expected") as e:
+        callbacks.ExactResume(checkpoint).restore(make_model())
+    assert str(checkpoint) in str(e.value)
+    assert isinstance(e.value, ValueError)
+
+
+def test_checkpoint_of_another_model_is_refused(checkpoint):
+    model = make_model(units=6)
+    before = model.get_weights()
+    with pytest.raises(callbacks.CorruptCheckpointError, match="of another model; expected 3"):
+        callbacks.ExactResume(checkpoint).restore(model)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_checkpoint_without_a_callbacks_state_is_refused(checkpoint, tmp_path):
+    best = callbacks.BestCheckpoint(tmp_path / "best.keras")
+    resume = callbacks.ExactResume(checkpoint, stateful_callbacks=[best])
+    with pytest.raises(callbacks.CorruptCheckpointError, match="of another run.*KeyError 'best'"):
+        resume.restore(make_model())
+
+
+def test_two_callbacks_of_one_class_keep_their_own_state(tmp_path):
+    def pair():
+        return [callbacks.BestCheckpoint(tmp_path / f"{i}.keras", "loss") for i in range(2)]
+
+    first = pair()
+    first[0].best, first[1].best = 100.0, 200.0
+    resume = callbacks.ExactResume(tmp_path / "latest.npz", stateful_callbacks=first)
+    fit_with(resume, make_model())
+    second = pair()
+    callbacks.ExactResume(tmp_path / "latest.npz", stateful_callbacks=second).restore(make_model())
+    assert [each.best for each in second] == [100.0, 200.0]
+
+
+def test_a_failing_write_leaves_the_old_checkpoint(checkpoint, monkeypatch):
+    before = checkpoint.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="disk full"):
+        fit_with(callbacks.ExactResume(checkpoint), make_model())
+    assert checkpoint.read_bytes() == before

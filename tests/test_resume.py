@@ -1,0 +1,425 @@
+"""A run that is stopped at any moment ends as if it had never been stopped, to the last bit."""
+
+import csv
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tiny_config
+
+from he_keras import callbacks
+from he_keras.experiment import Interrupted, prepare_training, run_training
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+STEPS, EPOCHS = 4, 3
+
+# Runs tests/tiny_config.py and kills itself, without any clean-up, when its moment has come.
+KILLED_RUN = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import tiny_config
+import keras
+from he_keras.callbacks import exact_resume
+from he_keras.experiment import prepare_training
+
+folder, moment, number = sys.argv[2], sys.argv[3], int(sys.argv[4])
+count = 0
+
+def strike(*_, **__):
+    global count
+    count += 1
+    if count == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+training = prepare_training(tiny_config.get_config(), folder)
+if moment == "write":
+    original = os.replace
+    def replace(source, target):
+        if "latest.npz" in str(target):
+            strike()
+        original(source, target)
+    exact_resume.os.replace = replace
+elif moment != "never":
+    killer = keras.callbacks.Callback()
+    setattr(killer, moment, strike)
+    # After history and best checkpoint, before the checkpoint that knows of them.
+    training.stateful.append(killer)
+training.run()
+"""
+
+
+def changed(**changes):
+    """The tiny configuration with some values changed; keys are "section__name"."""
+    config = tiny_config.get_config()
+    with config.unlocked():
+        for key, value in changes.items():
+            section, _, name = key.partition("__")
+            if name:
+                config[section][name] = value
+            else:
+                config[section] = value
+    return config.lock()
+
+
+def weights_in(path):
+    """Every array in a `.keras` file (weights, optimizer, objective), by its place."""
+    arrays = {}
+    with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as file:
+        h5py.File(file).visititems(
+            lambda name, item: (
+                arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    return arrays
+
+
+def state_in(path):
+    """The checkpoint's arrays, without the time that things took."""
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name in list(arrays):
+        if name.endswith("/seconds"):
+            del arrays[name]
+        elif name.endswith("/rows"):
+            rows = json.loads(str(arrays[name]))
+            arrays[name] = np.array(str([{**row, "seconds": None} for row in rows]))
+    return arrays
+
+
+def history_in(path):
+    with open(path, newline="") as file:
+        return [{**row, "seconds": None} for row in csv.DictReader(file)]
+
+
+def assert_same_bits(one, other, what):
+    assert sorted(one) == sorted(other), what
+    assert one, what
+    for name in one:
+        assert one[name].tobytes() == other[name].tobytes(), f"{what}: {name}"
+
+
+def assert_same_run(folder, reference, what=""):
+    for file in ("model.keras", "checkpoints/best.keras"):
+        if (reference / file).exists() or (folder / file).exists():
+            assert_same_bits(weights_in(folder / file), weights_in(reference / file), (what, file))
+    latest = "checkpoints/latest.npz"
+    assert_same_bits(state_in(folder / latest), state_in(reference / latest), what)
+    assert history_in(folder / "history.csv") == history_in(reference / "history.csv"), what
+    partial = [each for each in folder.rglob("*") if "partial" in each.name]
+    assert partial == [], what
+
+
+class StopAt(keras.callbacks.Callback):
+    """Calls `action` at the given call of one of the callback methods."""
+
+    def __init__(self, moment, number, action):
+        super().__init__()
+        self.count, self.number, self.action = 0, number, action
+        setattr(self, moment, self.strike)
+
+    def strike(self, *_, **__):
+        self.count += 1
+        if self.count == self.number:
+            self.action()
+
+
+class Killed(Exception):
+    pass
+
+
+def die():
+    raise Killed
+
+
+def stopped_run(config, folder, moment, number, action=die, error=Killed):
+    training = prepare_training(config, folder)
+    training.stateful.append(StopAt(moment, number, action))
+    with pytest.raises(error):
+        training.run()
+    return training
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The run folder of the tiny configuration, never interrupted."""
+    folder = tmp_path_factory.mktemp("reference")
+    run_training(tiny_config.get_config(), folder)
+    return folder
+
+
+def test_the_reference_run_is_worth_comparing(reference):
+    rows = history_in(reference / "history.csv")
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    assert len({row["loss"] for row in rows}) == EPOCHS
+    arrays = weights_in(reference / "model.keras")
+    assert any("moving_variance" in name or "vars/3" in name for name in arrays)
+    assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+# Real processes
+
+
+def run_process(folder, moment, number):
+    command = [sys.executable, "-c", KILLED_RUN, ROOT / "tests", folder, moment, str(number)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_killed_three_times_by_signal_9(tmp_path):
+    folder, reference = tmp_path / "killed", tmp_path / "reference"
+    answer = run_process(reference, "never", 0)
+    assert answer.returncode == 0, answer.stderr
+    step = random.SystemRandom().randint(1, STEPS + 2)
+    kills = [("on_train_batch_end", step), ("on_test_batch_begin", 2), ("on_epoch_end", 1)]
+    for moment, number in kills:
+        answer = run_process(folder, moment, number)
+        assert answer.returncode == -signal.SIGKILL, (moment, number, answer.stderr)
+        assert not (folder / "model.keras").exists()
+    answer = run_process(folder, "never", 0)
+    assert answer.returncode == 0, answer.stderr
+    assert_same_run(folder, reference, kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round_number", range(3))
+def test_killed_at_random_steps_by_signal_9(tmp_path, reference, round_number):
+    del round_number
+    moments = ["on_train_batch_begin", "on_train_batch_end", "on_test_batch_end", "write"]
+    chance = random.SystemRandom()
+    kills = [(chance.choice(moments), chance.randint(1, 5)) for _ in range(3)]
+    folder, reference = tmp_path / "killed", tmp_path / "reference"
+    run_process(reference, "never", 0)
+    for moment, number in kills:
+        # A run near its end may finish before its moment comes.
+        assert run_process(folder, moment, number).returncode in (0, -signal.SIGKILL), kills
+    assert run_process(folder, "never", 0).returncode == 0
+    assert_same_run(folder, reference, kills)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "tools/train.py", "--config=tests/tiny_config.py"]
+    command += [f"--output_dir={folder}", "--config.train.epochs=100000"]
+    # As a shell starts a program in the foreground: SIGINT not ignored.
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not (folder / "history.csv").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Stopping after this batch (again to stop at once)" in err
+    assert "Traceback" not in err
+    last = out.strip().splitlines()[-1]
+    assert re.fullmatch(
+        rf"Interrupted; the checkpoint is in {re.escape(str(folder))}. To resume: python "
+        rf"tools/train.py --config=tests/tiny_config.py --output_dir={re.escape(str(folder))} "
+        r"--config.train.epochs=100000",
+        last,
+    ), out
+    training = prepare_training(changed(train__epochs=100000), folder)
+    assert training.place > (0, 0)
+    assert int(training.model.optimizer.iterations) == STEPS * training.place.epoch + (
+        training.place.batch
+    )
+
+
+# One process
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("on_train_batch_begin", 1),
+        ("on_train_batch_end", random.SystemRandom().randint(2, EPOCHS * STEPS)),
+        ("on_test_batch_end", 3),
+        ("on_epoch_end", 2),
+    ],
+)
+def test_resumed_run_is_bit_identical(tmp_path, reference, moment, number):
+    stopped_run(tiny_config.get_config(), tmp_path, moment, number)
+    run_training(tiny_config.get_config(), tmp_path)
+    assert_same_run(tmp_path, reference, (moment, number))
+
+
+def assert_resumes(config, folder, moment="on_train_batch_end", number=6):
+    run_training(config, folder / "reference")
+    stopped_run(config, folder / "stopped", moment, number)
+    run_training(config, folder / "stopped")
+    assert_same_run(folder / "stopped", folder / "reference", (moment, number))
+
+
+def test_free_at_keeps_its_perturbation(tmp_path):
+    config = changed(objective={"name": "free_at", "num_replays": 2}, train__epochs=2)
+    assert_resumes(config, tmp_path)
+    state = state_in(tmp_path / "stopped" / "checkpoints" / "latest.npz")
+    assert np.abs(state["objective/noise"]).max() == pytest.approx(0.1)
+
+
+def test_fast_at_keeps_perturbation_momentum_cycle_and_guard(tmp_path):
+    config = changed(
+        objective={"name": "fast_at", "initialization": "previous", "attack_training_mode": True},
+        schedule={"name": "triangular", "cycle_momentum": True},
+        train__epochs=2,
+        train__overfitting_guard=True,
+    )
+    assert_resumes(config, tmp_path)
+    rows = history_in(tmp_path / "stopped" / "history.csv")
+    assert all(0 <= float(row["guard_accuracy"]) <= 1 for row in rows)
+
+
+def test_dropout_goes_on_with_the_same_draws(tmp_path):
+    network = {"name": "small-cnn", "input_shape": (28, 28, 1), "options": {}}
+    config = changed(
+        network=network,
+        objective={"name": "standard"},
+        data__synthetic=True,
+        data__augmentation="none",
+        train__epochs=2,
+    )
+    assert_resumes(config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__dtype": "mixed_float16"},
+        {"train__dtype": "mixed_bfloat16"},
+        {"head__kind": "linear"},
+        {"head__kind": "m_he"},
+        {"objective": {"name": "trades", "num_steps": 2}},
+        {"objective": {"name": "alp", "num_steps": 2}},
+        {"data__validation_examples": 0},
+        {"train__batch_size": 58},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_other_settings_resume_too(tmp_path, changes):
+    assert_resumes(changed(**changes), tmp_path, number=2)
+
+
+def test_ctrl_c_stops_after_the_batch_and_resumes(tmp_path, reference):
+    handler = signal.getsignal(signal.SIGINT)
+    training = stopped_run(
+        tiny_config.get_config(),
+        tmp_path,
+        "on_train_batch_end",
+        6,
+        lambda: signal.raise_signal(signal.SIGINT),
+        Interrupted,
+    )
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert int(training.model.optimizer.iterations) == 6
+    resumed = prepare_training(tiny_config.get_config(), tmp_path)
+    assert resumed.place == (1, 2)
+    resumed.run()
+    assert_same_run(tmp_path, reference)
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "place"),
+    [
+        # During validation: before the epoch's last batch. At an epoch's end: after the epoch.
+        ("on_test_batch_begin", 1, (0, 3)),
+        ("on_train_batch_end", STEPS, (0, 3)),
+        ("on_epoch_end", 1, (1, 0)),
+    ],
+)
+def test_ctrl_c_outside_a_batch_leaves_a_checkpoint(tmp_path, moment, number, place):
+    # Without the saves at every batch, which would hide a missing one.
+    config = changed(train__checkpoint_every_batches=0)
+    stopped_run(
+        config, tmp_path, moment, number, lambda: signal.raise_signal(signal.SIGINT), Interrupted
+    )
+    assert callbacks.ExactResume(tmp_path / "checkpoints" / "latest.npz").path.exists()
+    assert prepare_training(config, tmp_path).place == place
+
+
+def test_second_ctrl_c_stops_at_once(tmp_path):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    stopped_run(
+        tiny_config.get_config(), tmp_path, "on_train_batch_end", 2, twice, KeyboardInterrupt
+    )
+    assert prepare_training(tiny_config.get_config(), tmp_path).place == (0, 1)
+
+
+def test_complete_run_is_left_as_it_is(tmp_path, reference):
+    config = tiny_config.get_config()
+    run_training(config, tmp_path)
+    before = {each: each.stat().st_mtime_ns for each in tmp_path.rglob("history.csv")}
+    training = prepare_training(config, tmp_path)
+    assert training.is_complete
+    training.run()
+    assert {each: each.stat().st_mtime_ns for each in tmp_path.rglob("history.csv")} == before
+    assert_same_run(tmp_path, reference)
+
+
+def test_a_run_that_the_guard_stopped_is_complete(tmp_path):
+    config = changed(objective={"name": "fast_at"}, train__overfitting_guard=True)
+    training = prepare_training(config, tmp_path)
+    guard = next(each for each in training.stateful if isinstance(each, callbacks.OverfittingGuard))
+    guard.max_drop = -2.0  # Any accuracy is a collapse, from the second epoch on.
+    guard._previous_weights = training.model.get_weights()
+    model = training.run()
+    assert len(history_in(tmp_path / "history.csv")) == 1
+    again = prepare_training(config, tmp_path)
+    assert again.is_complete
+    for now, then in zip(again.run().get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_run_folder_of_another_configuration_is_refused(reference):
+    before = (reference / "config.json").read_bytes()
+    with pytest.raises(ValueError, match=r"another configuration.*head\.scale: 15\.0 -> 16\.0"):
+        prepare_training(changed(head__scale=16.0), reference)
+    assert (reference / "config.json").read_bytes() == before
+
+
+def test_checkpoint_of_other_data_is_refused(tmp_path):
+    stopped_run(tiny_config.get_config(), tmp_path, "on_train_batch_end", 3)
+    config = changed(train__batch_size=29)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["train"]["batch_size"] = 29
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="Checkpoint of other data; expected one of 2 batches"):
+        prepare_training(config, tmp_path)
+
+
+def test_environment_of_a_resumed_run_is_added(tmp_path, monkeypatch):
+    config = tiny_config.get_config()
+    stopped_run(config, tmp_path, "on_train_batch_end", 1)
+    path = tmp_path / "environment.json"
+    first = json.loads(path.read_text())
+    assert first["seed"] == 0 and first["keras"] == keras.__version__
+    prepare_training(config, tmp_path)
+    assert json.loads(path.read_text()) == first
+    monkeypatch.setattr(os, "cpu_count", lambda: 4096)
+    prepare_training(config, tmp_path)
+    prepare_training(config, tmp_path)
+    later = {**first, "cpu_count": 4096}
+    assert json.loads(path.read_text()) == {**first, "resumed_in": [later]}
