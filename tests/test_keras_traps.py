@@ -121,16 +121,14 @@ def test_xla_is_refused_with_a_warning_where_it_cannot_work():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pgd_at", "trades"])
+@pytest.mark.parametrize("name", ["pgd_at", "trades", "fast_at"])
 def test_xla_gives_the_same_step(name):
-    """Random start included."""
-    objective = OBJECTIVES[name]()
-    plain = build_model(objective)
-    compiled = build_model(objective, jit_compile=True)
+    """The random starts included: XLA draws the same numbers."""
+    plain = build_model(OBJECTIVES[name]())
+    compiled = build_model(OBJECTIVES[name](), jit_compile=True)
     compiled.set_weights(plain.get_weights())
-    data = examples()
-    for model in (plain, compiled):
-        fit(model, *data, epochs=2)
+    losses = [fit(model)["loss"][0] for model in (plain, compiled)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for weight, expected in zip(compiled.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(weight, expected, atol=1e-5)
 
