@@ -40,7 +40,7 @@ EXTRAS = {
     "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "tf2onnx>=1.16"],
     "serve": ["tensorflow-serving-api>=2.18", "grpcio>=1.60"],
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
-    "dev": ["ruff>=0.12", "mypy>=1.11", "pytest>=8.2", "hypothesis>=6.100"],
+    "dev": ["ruff>=0.12", "mypy>=1.11", "pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"],
 }
 
 

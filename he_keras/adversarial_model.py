@@ -136,7 +136,8 @@ class HEAdversarialModel(keras.Model):
     ) -> None:
         """Configures training as `keras.Model.compile` does; the objective brings the loss.
 
-        `jit_compile` defaults to False: on CPU an attack loop under XLA is several times slower.
+        `jit_compile` defaults to False: on CPU an attack loop under XLA is several times slower, and
+        the same seed gives other random starts there.
         """
         if loss is not None:
             raise ValueError(

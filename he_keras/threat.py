@@ -17,8 +17,6 @@ import tensorflow as tf
 
 NORMS = ("linf", "l2", "l1")
 _NORM_FLOOR = 1e-12
-# Named, because "auto_select" draws other numbers under XLA.
-_ALGORITHM = "philox"
 _BISECTION_STEPS = 40
 
 
@@ -237,25 +235,16 @@ def _per_example_norm(perturbation, norm: str):
     return tf.reduce_sum(tf.abs(perturbation), axis=axes, keepdims=True)
 
 
-def standard_normal(shape, seed, dtype):
-    """Draws from N(0, I)."""
-    return tf.random.stateless_normal(shape, seed, dtype=dtype, alg=_ALGORITHM)
-
-
-def _uniform(shape, seed, low, high, dtype):
-    return tf.random.stateless_uniform(shape, seed, low, high, dtype, alg=_ALGORITHM)
-
-
 def _uniform_linf(shape, seed, dtype):
-    return _uniform(shape, seed, -1.0, 1.0, dtype)
+    return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, dtype)
 
 
 def _uniform_l2(shape, seed, dtype):
-    direction = standard_normal(shape, seed, dtype)
+    direction = tf.random.stateless_normal(shape, seed, dtype=dtype)
     dimension = tf.cast(tf.reduce_prod(shape[1:]), dtype)
     one_per_example = tf.concat([shape[:1], tf.ones_like(shape[1:])], axis=0)
-    length_seed = tf.random.fold_in(seed, 1, _ALGORITHM)
-    length = _uniform(one_per_example, length_seed, 0.0, 1.0, dtype)
+    length_seed = tf.random.fold_in(seed, 1)
+    length = tf.random.stateless_uniform(one_per_example, length_seed, dtype=dtype)
     norm = tf.norm(tf.reshape(direction, [shape[0], -1]), axis=1)
     norm = tf.reshape(tf.maximum(norm, _NORM_FLOOR), one_per_example)
     return direction / norm * length ** (1.0 / dimension)
@@ -263,12 +252,12 @@ def _uniform_l2(shape, seed, dtype):
 
 def _uniform_l1(shape, seed, dtype):
     tiny = np.finfo(dtype.as_numpy_dtype).tiny
-    uniform = _uniform(shape, seed, tiny, 1.0, dtype)
+    uniform = tf.random.stateless_uniform(shape, seed, tiny, 1.0, dtype)
     one_per_example = tf.concat([shape[:1], tf.ones_like(shape[1:])], axis=0)
-    rest_seed = tf.random.fold_in(seed, 1, _ALGORITHM)
-    rest = -tf.math.log(_uniform(one_per_example, rest_seed, tiny, 1.0, dtype))
-    sign_seed = tf.random.fold_in(seed, 2, _ALGORITHM)
-    signs = tf.sign(_uniform(shape, sign_seed, -1.0, 1.0, dtype))
+    rest_seed = tf.random.fold_in(seed, 1)
+    rest = -tf.math.log(tf.random.stateless_uniform(one_per_example, rest_seed, tiny, 1.0, dtype))
+    sign_seed = tf.random.fold_in(seed, 2)
+    signs = tf.sign(tf.random.stateless_uniform(shape, sign_seed, -1.0, 1.0, dtype))
     lengths = -tf.math.log(uniform)
     total = tf.reshape(tf.reduce_sum(tf.reshape(lengths, [shape[0], -1]), axis=1), one_per_example)
     return signs * lengths / (total + rest)

@@ -27,7 +27,7 @@ from he_keras.attacks.attack import Attack, Crafted, input_gradient, is_wrong, p
 from he_keras.attacks.checks import check_number, check_positive_integer, check_threat
 from he_keras.attacks.registry import register
 from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon, standard_normal
+from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
 
 LOSSES = ("kl", *losses.ATTACK_LOSSES)
 #: Standard deviation of the released HE and TRADES training start.
@@ -157,7 +157,7 @@ class ProjectedGradient(Attack):
         if self.random_start is False:
             return images
         if self.random_start == "gaussian":
-            return images + GAUSSIAN_START * draw_per_seed(standard_normal, images, seeds)
+            return images + GAUSSIAN_START * draw_per_seed(_standard_normal, images, seeds)
         radius = None if self.random_start is True else float(self.random_start)
         return self.threat.random_start(images, seeds, radius)
 
@@ -308,6 +308,10 @@ def _check_choices(loss, random_start, decay, margin) -> None:
         )
     if margin != "model":
         check_number("margin", margin)
+
+
+def _standard_normal(shape, seed, dtype):
+    return tf.random.stateless_normal(shape, seed, dtype=dtype)
 
 
 def _divided_by_mean_size(gradient):

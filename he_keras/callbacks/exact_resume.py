@@ -69,7 +69,8 @@ class ExactResume(keras.callbacks.Callback):
         """Loads the checkpoint into a built, compiled model; returns None if there is none."""
         if not self.path.exists():
             return None
-        model.optimizer.build(model.trainable_variables)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
         arrays = _read(self.path)
         self._place = _place(arrays, self.path)
         _assign("variable", model.variables, arrays, self.path)
@@ -120,6 +121,8 @@ class ExactResume(keras.callbacks.Callback):
             _assign("metric", variables, self._restored_metrics, self.path)
         self._restored_metrics = {}
         if not self.path.exists():
+            if not self.model.optimizer.built:
+                self.model.optimizer.build(self.model.trainable_variables)
             self.save()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
