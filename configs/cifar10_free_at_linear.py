@@ -5,7 +5,7 @@ Paper:    clean 77.21, PGD-50 46.14 (scale-1 logits, no adaptive attack).
 Time:     16 minutes on the paper's GPU (mixed precision).
 
 The HE authors released no FreeAT code for CIFAR-10: settings of FastAT's release (PreActResNet-18,
-10 epochs of 8 replays, triangular learning rate).
+10 epochs of 8 replays, learning rate and momentum cycles).
 """
 
 from he_keras_configs import presets

@@ -22,6 +22,7 @@ from he_keras.objectives import Objective, Standard, TrainingPass, replicas, tra
 from he_keras.threat import ThreatModel
 
 _STATE_PREFIX = "objective_"
+_RANDOM_PREFIX = "random_state_"
 
 
 class Update(NamedTuple):
@@ -136,8 +137,8 @@ class HEAdversarialModel(keras.Model):
     ) -> None:
         """Configures training as `keras.Model.compile` does; the objective brings the loss.
 
-        `jit_compile` defaults to False: on CPU an attack loop under XLA is several times slower, and
-        the same seed gives other random starts there.
+        `jit_compile` defaults to False: on CPU an attack loop under XLA is several times slower,
+        and the same seed gives other random starts there.
         """
         if loss is not None:
             raise ValueError(
@@ -160,6 +161,10 @@ class HEAdversarialModel(keras.Model):
 
     def fit(self, *args, **kwargs):
         """Trains as `keras.Model.fit` does."""
+        if self.built and self.compiled and not self.optimizer.built:
+            # Variables that are first made inside the step would have it traced twice.
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)
         with replicas.explained_first_batch():
             return super().fit(*args, **kwargs)
 
@@ -243,6 +248,8 @@ class HEAdversarialModel(keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         variables = self.trainable_variables
         gradients = tape.gradient(scaled, [*variables, *watched])
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            gradients = replicas.share_overflow(gradients)
         self.optimizer.apply(gradients[: len(variables)], variables)
         self.loss_tracker.update_state(weighted + regularization)
         self.accuracy_metric.update_state(_is_right(training_pass.logits, labels))
@@ -284,15 +291,28 @@ class HEAdversarialModel(keras.Model):
         }
 
     def save_own_variables(self, store) -> None:
-        """Saves the objective's state (such as FreeAT's perturbation) beside the weights."""
+        """Saves beside the weights what Keras leaves out, and what exact continuation needs.
+
+        That is the objective's state (such as FreeAT's perturbation) and the states of random
+        layers (such as Dropout).
+        """
         for name, array in self.objective.state_arrays().items():
             store[f"{_STATE_PREFIX}{name}"] = array
+        for position, state in enumerate(self._random_states()):
+            store[f"{_RANDOM_PREFIX}{position}"] = keras.ops.convert_to_numpy(state.value)
 
     def load_own_variables(self, store) -> None:
         """Restores what `save_own_variables` wrote."""
+        arrays = {name: store[name][...] for name in store.keys()}
         self.objective.load_state_arrays(
-            {name.removeprefix(_STATE_PREFIX): store[name][...] for name in store.keys()}
+            {name.removeprefix(_STATE_PREFIX): array for name, array in arrays.items()}
         )
+        for position, state in enumerate(self._random_states()):
+            if f"{_RANDOM_PREFIX}{position}" in arrays:
+                state.assign(arrays[f"{_RANDOM_PREFIX}{position}"])
+
+    def _random_states(self) -> list:
+        return [each for each in self.network.variables if each.name == "seed_generator_state"]
 
     def get_config(self) -> dict:
         """Returns network, head, objective and evaluation attack as plain data."""

@@ -30,7 +30,7 @@ def examples(count=13):
 def build_network(regularizer=None, layer=None):
     layers = [keras.Input(SHAPE), keras.layers.Flatten()]
     layers += [] if layer is None else [layer]
-    layers.append(keras.layers.Dense(6, activation="relu", kernel_regularizer=regularizer))
+    layers.append(keras.layers.Dense(6, activation="tanh", kernel_regularizer=regularizer))
     return keras.Sequential(layers)
 
 

@@ -386,7 +386,10 @@ def test_complete_run_is_left_as_it_is(tmp_path, reference):
 def test_a_run_that_the_guard_stopped_is_complete(tmp_path):
     config = changed(train__overfitting_guard=True)
     training = prepare_training(config, tmp_path)
-    (guard,) = (each for each in training.stateful if isinstance(each, callbacks.OverfittingGuard))
+    # The best checkpoint must see the weights that the metrics belong to; the history has them all.
+    names = [type(each).__name__ for each in training.stateful]
+    assert names == ["BestCheckpoint", "OverfittingGuard", "HistoryFile"]
+    guard = training.stateful[1]
     accuracies = [0.9, 0.1]
     guard.attack = lambda model, images, labels: types.SimpleNamespace(
         robust_accuracy=accuracies.pop(0)

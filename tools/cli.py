@@ -20,7 +20,7 @@ def one_line_errors():
     """Turns errors about the user's input into one line and exit code 2."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         fail(str(error) or type(error).__name__)
 
 
@@ -48,12 +48,13 @@ def run(main) -> None:
     from absl import app
 
     try:
-        app.run(main, flags_parser=functools.partial(_parse_flags, main))
+        app.run(main, flags_parser=functools.partial(parse_flags, main))
     except KeyboardInterrupt:
         interrupted("Interrupted")
 
 
-def _parse_flags(main, argv):
+def parse_flags(main, argv) -> list[str]:
+    """Parses the flags, loads the configuration file if there is one, and imports he_keras."""
     from absl import flags, logging
 
     if {"--help", "-h", "--helpshort"} & set(argv[1:]):
@@ -62,11 +63,12 @@ def _parse_flags(main, argv):
     with one_line_errors(), _native_messages_hidden():
         try:
             arguments = flags.FLAGS(argv)
-        except (KeyError, AttributeError):
-            _explain_unknown_key(argv)
-            raise
         except flags.Error as error:
             raise ValueError(error) from error
+        # A configuration file is a program: anything can go wrong in it.
+        except Exception as error:
+            message = _unknown_key(argv) or f"{type(error).__name__}: {error}"
+            raise ValueError(message) from error
         import he_keras  # noqa: F401
     if flags.FLAGS["verbosity"].using_default_value:
         flags.FLAGS.verbosity = logging.ERROR
@@ -84,30 +86,32 @@ def _print_help(main) -> None:
     print(flags.FLAGS.module_help(module))
 
 
-def _explain_unknown_key(argv) -> None:
-    """Raises a ValueError that lists the valid keys if an override names none of them."""
+def _unknown_key(argv) -> str | None:
+    """Says which keys are valid if an override names none of them."""
     from absl import flags
     from ml_collections import config_flags
 
     without_overrides = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=without_overrides, sys_argv=argv[:1])
-    without_overrides(argv, known_only=True)
-    for argument in argv:
-        if argument.startswith("--config."):
-            key = argument.partition("=")[0].removeprefix("--config.")
-            _check_key(without_overrides.config, key)
+    try:
+        without_overrides(argv, known_only=True)
+    except Exception:
+        return None
+    overrides = [each for each in argv if each.startswith("--config.")]
+    keys = [each.partition("=")[0].removeprefix("--config.") for each in overrides]
+    return next(filter(None, (_mistake(without_overrides.config, key) for key in keys)), None)
 
 
-def _check_key(config, key: str) -> None:
+def _mistake(config, key: str) -> str | None:
     section, parents = config, ""
     for part in key.split("."):
         if not hasattr(section, "keys"):
-            raise ValueError(f"Not a section; expected --config.{parents}=...; received {key}")
+            return f"Not a section; expected --config.{parents}=...; received {key}"
         if part not in section:
-            raise ValueError(
-                f"Unknown configuration key; expected one of {', '.join(section)}; received {key}"
-            )
+            valid = ", ".join(section)
+            return f"Unknown configuration key; expected one of {valid}; received {key}"
         section, parents = section[part], f"{parents}.{part}".strip(".")
+    return None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ def main(_argv) -> None:
     """Trains, evaluates and exports."""
     began = time.monotonic()
     folder = pathlib.Path(_OUTPUT_DIR.value)
-    results = {head: _train_and_evaluate(head, folder) for head in _HEADS}
+    with cli.one_line_errors():
+        results = {head: _train_and_evaluate(head, folder) for head in _HEADS}
     lines = _table(results)
     print("\n" + "\n".join(lines))
     best = max(results, key=lambda head: results[head]["report"].worst_case)
@@ -38,7 +39,8 @@ def _train_and_evaluate(head: str, folder: pathlib.Path) -> dict:
     config.head.kind = head
     config.name = f"quickstart_{head}"
     run = folder / head
-    shutil.rmtree(run, ignore_errors=True)
+    if (run / "config.json").exists():
+        shutil.rmtree(run)
     print(f"Training {_HEADS[head]} on digits ...", flush=True)
     began = time.monotonic()
     training = he.experiment.prepare_training(config, run)

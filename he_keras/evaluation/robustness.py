@@ -254,17 +254,26 @@ def _progress_bar(name, total, show):
 
 
 def _classify(victim: Victim, batches: _Batches) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all labels, and whether each clean image is classified correctly."""
-    classify = None
+    """Returns all labels, and whether each clean image is classified correctly.
+
+    What does not fit together shows here, before any attack.
+    """
+    classify, num_classes = None, 0
     labels, correct = [], []
     for images, some_labels in batches:
         if classify is None:
+            num_classes = victim.logits(tf.constant(images[:1])).shape[-1]
             classify = tf.function(
                 lambda images, labels: ~is_wrong(victim.logits(images), labels),
                 input_signature=[
                     tf.TensorSpec([None, *images.shape[1:]], images.dtype),
                     tf.TensorSpec([None], tf.int32),
                 ],
+            )
+        if some_labels.max() >= num_classes:
+            raise ValueError(
+                f"Label outside the classes; expected 0..{num_classes - 1}; "
+                f"received {some_labels.max()}"
             )
         labels.append(some_labels)
         correct.append(classify(tf.constant(images), tf.constant(some_labels, tf.int32)).numpy())

@@ -116,9 +116,7 @@ def _check_keys(config, reference, prefix: str = "") -> None:
 
 def smoke_variant(config):
     """Returns a copy that finishes in seconds: synthetic data, two batches, a small network."""
-    from ml_collections import ConfigDict
-
-    small = ConfigDict(config)
+    small = config.copy_and_resolve_references()
     with small.unlocked():
         small.name = f"{config.name}_smoke"
         small.data.update({"synthetic": True, "train_examples": 16, "validation_examples": 8})

@@ -32,6 +32,23 @@ def mean_result(metric: keras.metrics.Mean):
     return tf.math.divide_no_nan(*total(values))
 
 
+def share_overflow(gradients: list) -> list:
+    """Makes gradients infinite on every replica if they are not finite on one.
+
+    Keras's loss scaling skips a step by what it finds on the first replica alone, before gradients
+    are summed: an overflow on another one would reach the weights.
+    """
+    if count() == 1:
+        return gradients
+    known = [gradient for gradient in gradients if gradient is not None]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in known])
+    overflows = total(tf.cast(~finite, tf.float32)) > 0
+    return [
+        None if gradient is None else tf.where(overflows, float("inf"), gradient)
+        for gradient in gradients
+    ]
+
+
 def require_examples(images, network):
     """Returns `images`; fails where a replica got none and would normalise by their statistics.
 
