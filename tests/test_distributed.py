@@ -48,6 +48,14 @@ OBJECTIVES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def single_precision_afterwards():
+    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
+    before = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(before)
+
+
 @functools.cache
 def mirrored():
     """One strategy for all tests.

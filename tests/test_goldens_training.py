@@ -13,6 +13,14 @@ THREAT = he.ThreatModel("linf", golden_models.EPSILON)
 TOLERANCES = {"float32": 1e-4, "float64": 1e-8}
 
 
+@pytest.fixture(autouse=True)
+def single_precision_afterwards():
+    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
+    before = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(before)
+
+
 def pgd_at():
     return he.objectives.PGDAT(THREAT)
 

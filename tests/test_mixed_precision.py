@@ -14,6 +14,14 @@ THREAT = he.ThreatModel("linf", 0.1)
 HEADS = {"linear": lambda: keras.layers.Dense(3), "he": lambda: he.CosineHead(3, scale=5.0)}
 
 
+@pytest.fixture(autouse=True)
+def single_precision_afterwards():
+    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
+    before = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(before)
+
+
 def examples(count=10):
     generator = np.random.default_rng(0)
     images = generator.uniform(0.1, 0.9, (count, *SHAPE)).astype(np.float32)
