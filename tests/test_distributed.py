@@ -96,6 +96,14 @@ def build_model(objective, strategy=None, batch_norm=None, **options):
     return model
 
 
+def both(objective, batch_norm=None, **options):
+    """One device, which steps eagerly to save the tracing, and two replicas."""
+    return [
+        build_model(objective, None, batch_norm, run_eagerly=True, **options),
+        build_model(objective, mirrored(), batch_norm, **options),
+    ]
+
+
 class StepLosses(keras.callbacks.Callback):
     """Keeps the logs of every step."""
 
@@ -151,7 +159,7 @@ def assert_equal_training(models, results):
 )
 def test_two_replicas_train_as_one_device(objective, batch_norm, count):
     """Loss logged unscaled, gradients of the global mean, whatever each replica's share."""
-    models = [build_model(objective, each, batch_norm) for each in (None, mirrored())]
+    models = both(objective, batch_norm)
     results = [train(model, count, epochs=2) for model in models]
     assert_equal_training(models, results)
     assert len(results[0][1]) == 2 * -(-count // BATCH_SIZE)
@@ -159,7 +167,7 @@ def test_two_replicas_train_as_one_device(objective, batch_norm, count):
 
 def test_an_empty_share_counts_for_nothing():
     """17 examples: the last batch has one row, and the second replica none of it."""
-    models = [build_model("fast_at", each) for each in (None, mirrored())]
+    models = both("fast_at")
     results = [train(model, 17) for model in models]
     assert_equal_training(models, results)
 
@@ -170,7 +178,7 @@ def test_sample_weights_metrics_and_evaluation_agree():
         "metrics": ["sparse_top_k_categorical_accuracy"],
         "weighted_metrics": ["sparse_categorical_accuracy"],
     }
-    models = [build_model("pgd_at", each, **metrics) for each in (None, mirrored())]
+    models = both("pgd_at", **metrics)
     histories = []
     for model in models:
         validation = tf.data.Dataset.from_tensor_slices(examples(21)).batch(BATCH_SIZE)
@@ -183,15 +191,15 @@ def test_sample_weights_metrics_and_evaluation_agree():
 def test_replicas_have_their_own_perturbations(tmp_path):
     """Together they are what one device has, and a saved model holds them all."""
     strategy = mirrored()
-    models = [build_model("free_at", None), build_model("free_at", strategy)]
+    models = both("free_at")
     for model in models:
         train(model, 16)
     single = models[0].objective.state_arrays()["noise_0"]
     with strategy.scope():
         several = models[1].objective.state_arrays()
         assert sorted(several) == ["noise_0", "noise_1"]
-        both = np.concatenate([several["noise_0"], several["noise_1"]])
-        np.testing.assert_allclose(both, single, atol=TOLERANCE)
+        together = np.concatenate([several["noise_0"], several["noise_1"]])
+        np.testing.assert_allclose(together, single, atol=TOLERANCE)
         models[1].save(tmp_path / "model.keras")
         restored = he.load_model(tmp_path / "model.keras").objective.state_arrays()
     for name, array in several.items():

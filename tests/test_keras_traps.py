@@ -158,7 +158,7 @@ def test_the_logged_loss_is_not_zero():
 
 
 def test_metrics_are_tracked_and_named_once():
-    model = build_model(metrics=["sparse_categorical_accuracy"])
+    model = build_model(metrics=["sparse_categorical_accuracy"], run_eagerly=True)
     fit(model)
     names = [metric.name for metric in model.metrics]
     assert names[:4] == ["loss", "accuracy", "clean_accuracy", "robust_accuracy"]
@@ -170,7 +170,7 @@ def test_metrics_are_tracked_and_named_once():
 
 def test_the_custom_step_survives_reloading(tmp_path):
     """A reloaded wrapper must train by its objective, not by Keras's own step."""
-    model = build_model(OBJECTIVES["trades"]())
+    model = build_model(OBJECTIVES["trades"](), run_eagerly=True)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded).train_step is he.HEAdversarialModel.train_step
@@ -179,7 +179,7 @@ def test_the_custom_step_survives_reloading(tmp_path):
 
 def test_the_exported_model_gives_the_same_scaled_logits(tmp_path):
     logging.getLogger("absl").setLevel(logging.ERROR)
-    model = build_model(first_layers=[keras.layers.RandomFlip()])
+    model = build_model(first_layers=[keras.layers.RandomFlip()], run_eagerly=True)
     fit(model)
     model.export(tmp_path / "exported", verbose=False)
     images, _ = examples(3)
@@ -211,7 +211,7 @@ def test_one_batch_at_a_time():
 def test_frozen_layers_stay_as_they_are():
     model = build_model()
     model.network.trainable = False
-    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    model.compile(optimizer=keras.optimizers.SGD(0.1), run_eagerly=True)
     before = model.get_weights()
     fit(model)
     changed = [not np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True)]
@@ -230,10 +230,10 @@ def test_a_model_can_be_copied_after_training():
 
 
 def test_compiling_again_starts_a_new_optimizer_with_the_same_weights():
-    model = build_model()
+    model = build_model(run_eagerly=True)
     fit(model)
     before = model.get_weights()
-    model.compile(optimizer=keras.optimizers.Adam(1e-3))
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), run_eagerly=True)
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
     assert int(model.optimizer.iterations) == 0
@@ -242,7 +242,7 @@ def test_compiling_again_starts_a_new_optimizer_with_the_same_weights():
 
 def test_labels_and_weights_may_be_columns():
     images, labels = examples()
-    flat, columns = build_model(), build_model()
+    flat, columns = build_model(run_eagerly=True), build_model(run_eagerly=True)
     columns.set_weights(flat.get_weights())
     weights = np.linspace(0.5, 2.0, len(labels))
     fit(flat, images, labels, sample_weight=weights)

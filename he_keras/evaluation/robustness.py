@@ -129,12 +129,7 @@ def evaluate_robustness(
     """
     chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
     chosen = _with_scale_free(chosen, threat, batch_size)
-    names = [attack.name for attack in chosen]
-    if len({"clean", "labels", *names}) != len(names) + 2:
-        raise ValueError(
-            "Attacks must have different names; expected no repeats, nor 'clean' or 'labels'; "
-            f"received {names}"
-        )
+    _check_names([attack.name for attack in chosen])
     batches = _Batches(threat, examples, batch_size)
     folder = None if output_dir is None else _writable(pathlib.Path(output_dir))
     labels, clean = _classify(Victim(model), batches)
@@ -142,17 +137,29 @@ def evaluate_robustness(
     for attack in chosen:
         row, correct[attack.name] = _run(attack, model, batches, len(labels), show_progress)
         rows.append(row)
-    report = RobustnessReport(
-        num_examples=len(labels),
-        clean_accuracy=float(clean.mean()),
+    report = _summary(correct, rows, threat)
+    if folder is not None:
+        _write(report, labels, folder)
+    return report
+
+
+def _check_names(names: list[str]) -> None:
+    if len({"clean", "labels", *names}) != len(names) + 2:
+        raise ValueError(
+            "Attacks must have different names; expected no repeats, nor 'clean' or 'labels'; "
+            f"received {names}"
+        )
+
+
+def _summary(correct: dict, rows: list[AttackRow], threat: ThreatModel) -> RobustnessReport:
+    return RobustnessReport(
+        num_examples=len(correct["clean"]),
+        clean_accuracy=float(correct["clean"].mean()),
         rows=tuple(rows),
         worst_case=float(np.all(list(correct.values()), axis=0).mean()),
         correct=correct,
         threat=threat.get_config(),
     )
-    if folder is not None:
-        _write(report, labels, folder)
-    return report
 
 
 def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:

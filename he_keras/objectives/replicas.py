@@ -73,7 +73,7 @@ def explained_first_batch():
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if "AddN" not in str(error):
+        if "must have the same size and shape" not in str(error):
             raise
         raise ValueError(
             "Keras cannot start with a batch that does not split evenly over the replicas; "
