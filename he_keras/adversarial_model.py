@@ -213,9 +213,6 @@ class HEAdversarialModel(keras.Model):
         images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
         if not self.built:
             self.build(tuple(images.shape))
-        if not self.optimizer.built:
-            # An unbuilt LossScaleOptimizer would put its first scale into the graph for good.
-            self.optimizer.build(self.trainable_variables)
         images = replicas.require_examples(images, self.network)
         training_pass = self.objective.train_step(self, images, labels, sample_weight)
         reported = [self.loss_tracker, self.accuracy_metric]

@@ -92,7 +92,7 @@ def build_model(objective, strategy=None, batch_norm=None, **options):
         generator = np.random.default_rng(7)
         for variable in model.trainable_variables:
             variable.assign(generator.normal(0.0, 0.5, variable.shape))
-        model.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), **options)
+        model.compile(optimizer=keras.optimizers.SGD(0.02, momentum=0.9), **options)
     return model
 
 
@@ -160,8 +160,10 @@ def assert_equal_training(models, results):
 def test_two_replicas_train_as_one_device(objective, batch_norm, count):
     """Loss logged unscaled, gradients of the global mean, whatever each replica's share."""
     models = both(objective, batch_norm)
+    before = models[0].get_weights()[0]
     results = [train(model, count, epochs=2) for model in models]
     assert_equal_training(models, results)
+    assert np.abs(models[0].get_weights()[0] - before).max() > 1000 * TOLERANCE
     assert len(results[0][1]) == 2 * -(-count // BATCH_SIZE)
 
 

@@ -352,3 +352,10 @@ def test_inference_and_attacks_leave_weights_bit_identical(angle):
     assert result.distance.min() > 0.01
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert np.array_equal(model.predict(images, verbose=0), first)
+
+
+def test_nan_features_give_nan_logits_instead_of_zeros():
+    head = CosineHead(3, scale=2.0)
+    logits = head(np.array([[np.nan, 1.0], [1.0, 2.0]], "float32")).numpy()
+    assert np.isnan(logits[0]).all()
+    assert np.isfinite(logits[1]).all()

@@ -168,6 +168,7 @@ def test_ctrl_c_stops_after_the_batch_and_resumes(tmp_path, reference):
     assert int(training.model.optimizer.iterations) == 6
     resumed = prepare_training(tiny_config.get_config(), tmp_path)
     assert resumed.place == (1, 2)
+    assert resumed.stateful[0].best == training.stateful[0].best >= 0.0
     resumed.run()
     assert_same_run(tmp_path, reference)
 

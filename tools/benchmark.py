@@ -14,6 +14,7 @@ from he_keras_tools import cli
 _SECONDS = flags.DEFINE_float("seconds", 4.0, "Seconds for each measurement.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Examples per batch.")
 _BENCHMARKS = ("data",)
+# `cli` allows so many arguments that are not flags.
 POSITIONAL = 1
 
 
@@ -65,4 +66,4 @@ def _training_speed() -> float:
 
 
 if __name__ == "__main__":
-    cli.run(main, POSITIONAL)
+    cli.run(main)

@@ -10,7 +10,7 @@ import sys
 # Before anything imports TensorFlow, which reads it then.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_PROGRAMS = ("train", "evaluate", "export", "quickstart")
+_PROGRAMS = ("train", "evaluate", "export", "quickstart", "benchmark")
 _USAGE = f"usage: he-keras {'|'.join(_PROGRAMS)} --flags (he-keras PROGRAM --help lists them)"
 _INTERRUPTED = 130
 
@@ -72,8 +72,9 @@ def parse_flags(main, argv) -> list[str]:
         import he_keras  # noqa: F401
     if flags.FLAGS["verbosity"].using_default_value:
         flags.FLAGS.verbosity = logging.ERROR
-    if len(arguments) > 1:
-        fail(f"Unknown argument; expected only --flags; received {' '.join(arguments[1:])}")
+    extra = arguments[1 + getattr(sys.modules[main.__module__], "POSITIONAL", 0) :]
+    if extra:
+        fail(f"Unknown argument; expected only --flags; received {' '.join(extra)}")
     return arguments
 
 

@@ -70,9 +70,10 @@ class ProjectedGradient(Attack):
         >>> import he_keras as he, numpy as np, tensorflow as tf
         >>> attack = he.attacks.PGD(he.ThreatModel("linf", 0.1), num_steps=5, random_start=False)
         >>> weights = tf.constant([[1.0, -1.0], [0.5, -0.5]])
-        >>> result = attack(lambda images: images @ weights, np.array([[0.5, 0.5]]), np.array([0]))
-        >>> result.x_adv.round(3).tolist()
-        [[0.4, 0.4]]
+        >>> images = np.array([[0.5, 0.5]], "float32")
+        >>> result = attack(lambda images: images @ weights, images, np.array([0]))
+        >>> [round(float(pixel), 3) for pixel in result.x_adv[0]]
+        [0.4, 0.4]
     """
 
     def __init__(

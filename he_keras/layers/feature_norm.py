@@ -18,7 +18,8 @@ def normalize(vectors, axis: int = -1):
     underflow.
     """
     squared_norm = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
-    has_direction = squared_norm > _SMALLEST_SQUARED_NORM
+    # Written so that NaN counts as having a direction: it must show, not become zero.
+    has_direction = ~(squared_norm <= _SMALLEST_SQUARED_NORM)
     safe = tf.where(has_direction, squared_norm, tf.ones_like(squared_norm))
     return tf.where(has_direction, vectors * tf.math.rsqrt(safe), tf.zeros_like(vectors))
 

@@ -55,6 +55,11 @@ class Layers:
 
         There is no bias by default, for the batch norm that follows has one.
         """
+        if kernel_size == 1 and strides > 1:
+            # The same values, by picking pixels first: oneDNN 3.x corrupts memory in the weight
+            # gradient of strided 1x1 convolutions with fewer than 16 input channels.
+            x = keras.layers.AveragePooling2D(1, strides, name=f"{name}_pick")(x)
+            strides = 1
         x, mode = _pad(x, kernel_size, strides, padding, name)
         return keras.layers.Conv2D(
             filters,
