@@ -193,6 +193,9 @@ def test_ctrl_c_outside_a_batch_leaves_a_checkpoint(tmp_path, moment, number, pl
 
 
 def test_second_ctrl_c_stops_at_once(tmp_path):
+    # A test run in the background of a shell inherits that SIGINT is ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def twice():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -200,6 +203,7 @@ def test_second_ctrl_c_stops_at_once(tmp_path):
     stopped_run(
         tiny_config.get_config(), tmp_path, "on_train_batch_end", 2, twice, KeyboardInterrupt
     )
+    signal.signal(signal.SIGINT, inherited)
     assert prepare_training(tiny_config.get_config(), tmp_path).place == (0, 1)
 
 
