@@ -10,8 +10,8 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PYTEST := $(VENV_PYTHON) -m pytest -q
-# Whole files go to a worker, because tests of a file share what is expensive to build.
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# Neighbours stay together, because tests of a file share what is expensive to build.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 SOURCES := he_keras tools configs tests setup.py
 # A Python of a supported version that can create a virtual environment.
 USABLE := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
