@@ -161,7 +161,8 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     # An .npy file is read without complaint, but is no context manager.
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise _corrupt(path, error) from error
+        # NumPy's own text would advise to unpickle the file.
+        raise _corrupt(path, type(error).__name__) from error
 
 
 def _place(arrays: dict[str, np.ndarray], path: pathlib.Path) -> ResumePoint:
