@@ -38,6 +38,7 @@ both_heads = pytest.mark.parametrize("head", golden_models.HEADS)
 
 @functools.cache
 def model(head):
+    """The golden model; call this outside `tf.function`, where weights could not be set."""
     return golden_models.classifier(head)
 
 
@@ -126,7 +127,8 @@ def test_kl_attack_from_the_released_start(head, attack):
     )
     images, labels = tf.constant(golden_models.images()), tf.constant(golden_models.labels())
     start = images + np.float32(0.001) * (noise.astype(np.float32) / 32)
-    ascend = tf.function(lambda begin: run.ascend(Victim(model(head)), images, labels, begin))
+    victim = Victim(model(head))
+    ascend = tf.function(lambda begin: run.ascend(victim, images, labels, begin))
     x_adv = ascend(start).x_adv.numpy()
     check_scores(head, x_adv, stored, allowed, distance_error=5e-3)
     divergence = losses.kl_divergence(model(head)(images), model(head)(x_adv)).numpy()
@@ -161,12 +163,13 @@ def cleverhans_settings():
 def test_cleverhans_gives_the_same_images(head, name):
     import importlib
 
+    classifier = model(head)
     function_name, settings, (order, epsilon), ours = cleverhans_settings()[name]
     module = importlib.import_module(f"cleverhans.tf2.attacks.{function_name}")
     norm = "linf" if order == np.inf else "l2"
     images, labels = golden_models.images(), golden_models.labels()
     expected = getattr(module, function_name)(
-        lambda batch: model(head)(batch, training=False),
+        lambda batch: classifier(batch, training=False),
         tf.constant(images),
         eps=epsilon,
         norm=order,
@@ -176,7 +179,7 @@ def test_cleverhans_gives_the_same_images(head, name):
         **settings,
     ).numpy()
     run = ProjectedGradient(he.ThreatModel(norm, epsilon), **PARITY, **ours)
-    x_adv = run(model(head), images, labels).x_adv
+    x_adv = run(classifier, images, labels).x_adv
     difference = np.abs(x_adv - expected).max(axis=(1, 2, 3))
     # A sign at a gradient of zero within rounding may differ in one sample.
     assert np.sum(difference > 1e-6) <= 1
