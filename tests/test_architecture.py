@@ -20,6 +20,7 @@ FOLDERS = ("he_keras", "tools", "configs", "tests")
 ORDER = (
     "version",
     "environment",
+    "atomic_files",
     "threat",
     "layers",
     "losses",

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks.checks import (
+    check_class_numbers,
     check_examples,
     check_not_probabilities,
     check_positive_integer,
@@ -265,10 +266,7 @@ class Attack:
                 f"Too few classes for {self.name}; expected at least {self.min_classes}; "
                 f"received {num_classes}"
             )
-        if labels.max(initial=0) >= num_classes:
-            raise ValueError(
-                f"Label outside the classes; expected 0..{num_classes - 1}; received {labels.max()}"
-            )
+        check_class_numbers(labels, num_classes)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

@@ -79,6 +79,14 @@ def _check_range(images: np.ndarray, low: float, high: float) -> None:
         )
 
 
+def check_class_numbers(labels: np.ndarray, num_classes: int) -> None:
+    """Raises a ValueError unless every label is one of the model's classes."""
+    if labels.max(initial=0) >= num_classes:
+        raise ValueError(
+            f"Label outside the classes; expected 0..{num_classes - 1}; received {labels.max()}"
+        )
+
+
 def check_not_probabilities(logits: np.ndarray) -> None:
     """Refuses outputs that look like a softmax: attacks on probabilities are misleadingly weak."""
     close = _PROBABILITY_TOLERANCE

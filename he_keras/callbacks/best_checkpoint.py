@@ -1,10 +1,11 @@
 """Keeps the model of the epoch with the best value of a metric, by default robust accuracy."""
 
-import os
 import pathlib
 
 import keras
 import numpy as np
+
+from he_keras.atomic_files import replacing
 
 
 class BestCheckpoint(keras.callbacks.Callback):
@@ -43,8 +44,6 @@ class BestCheckpoint(keras.callbacks.Callback):
 
 
 def save_model(model, path: pathlib.Path) -> None:
-    """Saves a model under a temporary name, then renames the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"partial-{path.name}")
-    model.save(temporary)
-    os.replace(temporary, path)
+    """Saves a whole model."""
+    with replacing(path) as temporary:
+        model.save(temporary)

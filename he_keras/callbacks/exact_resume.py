@@ -16,6 +16,8 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from he_keras.atomic_files import replacing
+
 _FORMAT = 1
 
 
@@ -145,14 +147,11 @@ class ExactResume(keras.callbacks.Callback):
 
 
 def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes an .npz file under a temporary name, then renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as file:
+    """Writes an .npz file that has reached the disk before it takes the name."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -3,12 +3,13 @@
 import csv
 import io
 import json
-import os
 import pathlib
 import time
 
 import keras
 import numpy as np
+
+from he_keras.atomic_files import replacing
 
 
 class HistoryFile(keras.callbacks.Callback):
@@ -50,12 +51,11 @@ class HistoryFile(keras.callbacks.Callback):
 
 
 def write_rows(path: pathlib.Path, rows: list[dict]) -> None:
-    """Writes dictionaries as CSV under a temporary name, then renames the file."""
+    """Writes dictionaries as CSV."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(rows)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text.getvalue())
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(text.getvalue())

@@ -1,7 +1,8 @@
 """Pictures of robustness results. Matplotlib is imported where it is used."""
 
-import os
 import pathlib
+
+from he_keras.atomic_files import replacing
 
 # Told apart by readers with any colour vision, and in print.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
@@ -41,8 +42,7 @@ def plot_accuracies(results: dict[str, dict[str, float]], path, title: str = "")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=10)
     axes.legend(loc="upper right", fontsize=8, frameon=False, ncols=len(results))
-    temporary = path.with_name(f"partial-{path.name}")
-    figure.savefig(temporary, dpi=150)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
     pyplot.close(figure)
-    os.replace(temporary, path)
     return path

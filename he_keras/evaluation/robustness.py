@@ -5,16 +5,16 @@ still classified correctly.
 """
 
 import dataclasses
-import json
-import os
 import pathlib
 import time
 
 import numpy as np
 import tensorflow as tf
 
+from he_keras.atomic_files import make_writable, write_json
 from he_keras.attacks import Attack, Victim, check_examples, get
 from he_keras.attacks.attack import is_wrong
+from he_keras.attacks.checks import check_class_numbers
 from he_keras.callbacks.exact_resume import write_npz
 from he_keras.data import StreamingDataset, eval_pipeline
 from he_keras.environment import environment
@@ -131,7 +131,7 @@ def evaluate_robustness(
     chosen = _with_scale_free(chosen, threat, batch_size)
     _check_names([attack.name for attack in chosen])
     batches = _Batches(threat, examples, batch_size)
-    folder = None if output_dir is None else _writable(pathlib.Path(output_dir))
+    folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
     labels, clean = _classify(Victim(model), batches)
     correct, rows = {"clean": clean}, []
     for attack in chosen:
@@ -277,11 +277,7 @@ def _classify(victim: Victim, batches: _Batches) -> tuple[np.ndarray, np.ndarray
                     tf.TensorSpec([None], tf.int32),
                 ],
             )
-        if some_labels.max() >= num_classes:
-            raise ValueError(
-                f"Label outside the classes; expected 0..{num_classes - 1}; "
-                f"received {some_labels.max()}"
-            )
+        check_class_numbers(some_labels, num_classes)
         labels.append(some_labels)
         correct.append(classify(tf.constant(images), tf.constant(some_labels, tf.int32)).numpy())
     if not labels:
@@ -289,22 +285,6 @@ def _classify(victim: Victim, batches: _Batches) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(labels), np.concatenate(correct)
 
 
-def _writable(folder: pathlib.Path) -> pathlib.Path:
-    """Creates the folder before the work, whose result could not be written otherwise."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / "report.json.partial"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"Cannot write the report; expected a writable folder; received {folder}: {error}"
-        ) from error
-    return folder
-
-
 def _write(report: RobustnessReport, labels, folder: pathlib.Path) -> None:
-    temporary = folder / "report.json.partial"
-    temporary.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    os.replace(temporary, folder / "report.json")
+    write_json(folder / "report.json", report.to_json())
     write_npz(folder / "per_example.npz", {"labels": labels, **report.correct})

@@ -4,24 +4,15 @@ A folder belongs to one configuration; using it with another is an error that na
 """
 
 import json
-import os
 import pathlib
 
+from he_keras.atomic_files import make_writable, write_json
 from he_keras.environment import environment
 
 
 def prepare(folder: pathlib.Path, config: dict) -> None:
     """Creates the folder, or checks that it holds the same configuration."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"Cannot write to the output folder; expected a writable folder; received {folder}: "
-            f"{error}"
-        ) from error
+    make_writable(folder, "to the output folder")
     stored = folder / "config.json"
     if stored.exists():
         _check_same(read_json(stored), config, folder)
@@ -40,13 +31,6 @@ def read_json(path: pathlib.Path) -> dict:
             f"Cannot read {path.name}; expected a file written by a run; received {path}: {error}"
         ) from error
     return content
-
-
-def write_json(path: pathlib.Path, content) -> None:
-    """Writes JSON under a temporary name, then renames the file."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
 
 
 def _record_environment(path: pathlib.Path, now: dict) -> None:
