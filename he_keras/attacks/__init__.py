@@ -4,7 +4,8 @@
 with a subclass of `Attack` that defines `run`, register a name in it, and import it here.
 """
 
-from he_keras.attacks.attack import Attack, AttackResult, Crafted, check_examples
+from he_keras.attacks.attack import Attack
+from he_keras.attacks.checks import check_examples
 from he_keras.attacks.projected_gradient import (
     BIM,
     FGSM,
@@ -15,6 +16,7 @@ from he_keras.attacks.projected_gradient import (
     ProjectedGradient,
 )
 from he_keras.attacks.registry import get, names, register
+from he_keras.attacks.result import AttackResult, Crafted
 from he_keras.attacks.victim import Victim
 
 __all__ = [

@@ -10,8 +10,8 @@ A later call with the same model sees its current weights, but the settings of t
 Python numbers and NumPy arrays inside the model, as they were at the first call.
 """
 
-import dataclasses
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,46 +26,13 @@ from he_keras.attacks.checks import (
     check_seed,
     check_threat,
 )
+from he_keras.attacks.result import AttackResult, Crafted, concatenate, copied, merge
+from he_keras.attacks.survivors import put_rows, select_rows
 from he_keras.attacks.victim import Victim, check_logit_scale
-from he_keras.threat import ThreatModel
+from he_keras.threat import NORMS, ThreatModel
 
 _PROBE_SIZE = 8
 KEEP = ("best", "last")
-
-
-class Crafted(NamedTuple):
-    """What `run` returns: adversarial images, and passes through the network for each example."""
-
-    x_adv: Any
-    forward_passes: Any
-    backward_passes: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class AttackResult:
-    """The outcome of an attack, one entry per example, as NumPy arrays.
-
-    Attributes:
-        x_adv: adversarial images, inside the ball and the bounds; the clean image where the example
-            was misclassified from the start (and `stop_when_broken` is on).
-        success: the model misclassifies `x_adv`.
-        distance: length of the perturbation in the threat model's norm.
-        forward_passes: forward passes spent, scoring included.
-        backward_passes: input-gradient passes spent.
-        non_finite: the model returned NaN or infinity for the clean or the adversarial image.
-    """
-
-    x_adv: np.ndarray
-    success: np.ndarray
-    distance: np.ndarray
-    forward_passes: np.ndarray
-    backward_passes: np.ndarray
-    non_finite: np.ndarray
-
-    @property
-    def robust_accuracy(self) -> float:
-        """Share of all examples that are still classified correctly."""
-        return float(1.0 - self.success.mean())
 
 
 class Attack:
@@ -83,7 +50,14 @@ class Attack:
         name: name in reports.
     """
 
+    #: Fewest classes that the attack is defined for.
     min_classes = 2
+    #: Norms that the attack knows.
+    norms: tuple[str, ...] = NORMS
+    #: The attack looks for the nearest adversarial image, and `run` returns its distance.
+    minimum_norm = False
+    #: False for attacks that Python has to run operation by operation.
+    runs_in_graph = True
 
     def __init__(
         self,
@@ -98,6 +72,11 @@ class Attack:
         name: str = "attack",
     ) -> None:
         check_threat(threat)
+        if threat.norm not in self.norms:
+            raise ValueError(
+                f"{name} is not defined for this norm; expected one of {self.norms}; "
+                f"received norm={threat.norm!r}"
+            )
         if keep not in KEEP:
             raise ValueError(f"Invalid keep; expected one of {KEEP}; received keep={keep!r}")
         check_positive_integer("num_restarts", num_restarts)
@@ -166,20 +145,20 @@ class Attack:
             rows = slice(first, first + self.batch_size)
             part = self._attack_with_restarts(compiled, images[rows], labels[rows], ids[rows])
             parts.append(part)
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        x_adv, success, _, forward_passes, backward_passes, non_finite = columns
-        distance = self.threat.distance(tf.constant(x_adv), tf.constant(images)).numpy()
-        return AttackResult(x_adv, success, distance, forward_passes, backward_passes, non_finite)
+        return concatenate(parts)
 
-    def _attack_with_restarts(self, compiled, images, labels, ids) -> list[np.ndarray]:
+    def _attack_with_restarts(self, compiled, images, labels, ids) -> AttackResult:
         """Runs every restart on the examples that are still classified correctly."""
-        best = [part.numpy() for part in compiled(images, labels, self._seeds(ids, 0))]
+        best = compiled(images, labels, self._seeds(ids, 0))
+        if self.num_restarts == 1:
+            return best
+        best = copied(best)
         for restart in range(1, self.num_restarts):
-            rows = np.flatnonzero(~best[1]) if self.stop_when_broken else np.arange(len(images))
+            rows = np.flatnonzero(~best.success) if self.stop_when_broken else np.arange(len(ids))
             if not len(rows):
                 break
             again = compiled(images[rows], labels[rows], self._seeds(ids[rows], restart))
-            _merge_restart(best, [part.numpy() for part in again], rows)
+            merge(best, again, rows, by_distance=self.minimum_norm)
         return best
 
     def _seeds(self, ids, restart: int) -> np.ndarray:
@@ -193,61 +172,97 @@ class Attack:
         parts = getattr(model, "__self__", None), getattr(model, "__func__", model)
         key = (*map(id, parts), victim.scale, getattr(victim.head, "margin", None))
         if key != self._compiled_key:
-            self._compiled = tf.function(
-                lambda images, labels, seeds: self._attack_batch(victim, images, labels, seeds)
-            )
+            batch_function = functools.partial(self._attack_batch, victim)
+            self._compiled = tf.function(batch_function) if self.runs_in_graph else batch_function
             self._compiled_key = key
         compiled = self._compiled
 
-        def call(images, labels, seeds):
-            # Tensors of unknown batch size keep one trace for every size.
-            signature = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
-            vector = tf.TensorSpec([None], tf.int32)
-            concrete = compiled.get_concrete_function(
-                signature, vector, tf.TensorSpec([None, 2], tf.int32)
+        def call(images, labels, seeds) -> AttackResult:
+            tensors = (
+                tf.constant(images),
+                tf.constant(labels, tf.int32),
+                tf.constant(seeds, tf.int32),
             )
-            return concrete(
-                tf.constant(images), tf.constant(labels, tf.int32), tf.constant(seeds, tf.int32)
-            )
+            if not self.runs_in_graph:
+                outcome = compiled(*tensors)
+            else:
+                # Tensors of unknown batch size keep one trace for every size.
+                outcome = compiled.get_concrete_function(
+                    tf.TensorSpec([None, *images.shape[1:]], images.dtype),
+                    tf.TensorSpec([None], tf.int32),
+                    tf.TensorSpec([None, 2], tf.int32),
+                )(*tensors)
+            columns = {name: tensor.numpy() for name, tensor in outcome.items()}
+            return AttackResult(**{"x_nearest": columns["x_adv"], **columns})
 
         return call
 
-    def _attack_batch(self, victim: Victim, images, labels, seeds):
+    def _attack_batch(self, victim: Victim, images, labels, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
         clean_logits = victim.logits(images)
         rows = tf.range(tf.shape(images)[0])
-        if self.stop_when_broken:
+        if self.stop_when_broken or self.minimum_norm:
             rows = tf.boolean_mask(rows, ~is_wrong(clean_logits, labels))
-        zeros = tf.zeros_like(labels)
         # Not every model can run on an empty batch.
-        x_adv, logits, forward_passes, backward_passes = tf.cond(
+        left_alone = self._left_alone(images, clean_logits)
+        outcome = tf.cond(
             tf.size(rows) > 0,
-            lambda: self._attack_rows(victim, images, labels, seeds, clean_logits, rows),
-            lambda: (images, clean_logits, zeros, zeros),
+            lambda: self._attack_rows(victim, images, labels, seeds, left_alone, rows),
+            lambda: left_alone,
         )
+        logits = outcome.pop("logits")
         finite = tf.reduce_all(tf.math.is_finite(clean_logits) & tf.math.is_finite(logits), axis=1)
-        return (
-            x_adv,
-            is_wrong(logits, labels),
-            losses.margin(logits, labels),
-            forward_passes + 1,
-            backward_passes,
-            ~finite,
-        )
+        outcome["success"] = is_wrong(logits, labels)
+        outcome["margin"] = losses.margin(logits, labels)
+        outcome["non_finite"] = ~finite
+        outcome["forward_passes"] += 1
+        return outcome
 
-    def _attack_rows(self, victim: Victim, images, labels, seeds, clean_logits, rows):
-        """Attacks some rows; the others keep their image and their clean logits."""
-        chosen = tf.gather(images, rows)
-        crafted = self.run(victim, chosen, tf.gather(labels, rows), tf.gather(seeds, rows))
+    def _left_alone(self, images, clean_logits) -> dict[str, Any]:
+        """The outcome for examples that are not attacked."""
+        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
+        outcome = {
+            "x_adv": images,
+            "logits": clean_logits,
+            "forward_passes": passes,
+            "backward_passes": passes,
+            "distance": tf.zeros_like(passes, images.dtype),
+        }
+        return {**outcome, "x_nearest": images} if self.minimum_norm else outcome
+
+    def _attack_rows(self, victim: Victim, images, labels, seeds, left_alone, rows):
+        """Attacks some rows; the others keep the outcome of being left alone."""
+        chosen, chosen_labels = tf.gather(images, rows), tf.gather(labels, rows)
+        crafted = self.run(victim, chosen, chosen_labels, tf.gather(seeds, rows))
         x_adv = self.threat.project(crafted.x_adv, chosen)
+        if self.minimum_norm:
+            # These points lie so close to the decision boundary that even the rounding of a
+            # projection could take them back over it.
+            within = crafted.distance <= self.threat.epsilon
+            x_adv = select_rows(within, crafted.x_adv, x_adv)
         x_adv = tf.where(tf.math.is_finite(x_adv), x_adv, chosen)
-        zeros = tf.zeros_like(labels)
-        return (
-            put_rows(images, rows, x_adv),
-            put_rows(clean_logits, rows, victim.logits(x_adv)),
-            put_rows(zeros, rows, crafted.forward_passes + 1),
-            put_rows(zeros, rows, crafted.backward_passes),
-        )
+        outcome = {
+            "x_adv": x_adv,
+            "logits": victim.logits(x_adv),
+            "forward_passes": crafted.forward_passes + 1,
+            "backward_passes": crafted.backward_passes,
+            "distance": self.threat.distance(x_adv, chosen),
+        }
+        if self.minimum_norm:
+            outcome |= self._nearest(crafted, chosen, chosen_labels, outcome)
+        return {name: put_rows(left_alone[name], rows, value) for name, value in outcome.items()}
+
+    def _nearest(self, crafted: Crafted, images, labels, outcome) -> dict[str, Any]:
+        """The nearest adversarial image: the attack's, unless its projection is one too."""
+        broken = is_wrong(outcome["logits"], labels)
+        # Found inside the ball, but not confirmed when scored again: that is no success.
+        farther = tf.cast(crafted.distance, images.dtype)
+        farther = tf.where(farther > self.threat.epsilon, farther, np.inf)
+        x_nearest = select_rows(tf.math.is_finite(farther), crafted.x_adv, images)
+        return {
+            "distance": tf.where(broken, outcome["distance"], farther),
+            "x_nearest": select_rows(broken, outcome["x_adv"], x_nearest),
+        }
 
     def _check_classifier(self, model, images, labels) -> None:
         """Runs the model on a few images: it must return logits that fit the labels."""
@@ -296,17 +311,6 @@ def is_wrong(logits, labels):
     return has_nan | (predictions != tf.cast(labels, tf.int32))
 
 
-def input_gradient(tape, loss, images):
-    """Returns the gradient of `loss` with 0 for NaN and infinity, or says that there is none."""
-    gradient = tape.gradient(loss, images)
-    if gradient is None:
-        raise ValueError(
-            "This attack needs gradients; expected logits that depend differentiably on the images "
-            "(else use an attack without gradients); received a model without any gradient"
-        )
-    return tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
-
-
 def seeds_from_content(images, seed: int):
     """Derives a seed for each example from its pixels, where positions in the data are unknown.
 
@@ -316,18 +320,3 @@ def seeds_from_content(images, seed: int):
     weights = tf.range(1, tf.shape(pixels)[1] + 1, dtype=tf.int32) * 40_503
     content = tf.reduce_sum(pixels * weights, axis=1)
     return tf.stack([tf.fill(tf.shape(content), seed), content], axis=1)
-
-
-def put_rows(tensor, rows, values):
-    """Returns `tensor` with `values` at `rows` of the first axis."""
-    return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis], tf.cast(values, tensor.dtype))
-
-
-def _merge_restart(best: list, again: list, rows: np.ndarray) -> None:
-    """Keeps, for each example, the restart with the smaller margin; adds up the passes."""
-    margins = best[2][rows]
-    better = (again[1] & ~best[1][rows]) | (~(best[1][rows] & ~again[1]) & (again[2] < margins))
-    for column in (0, 1, 2, 5):
-        best[column][rows[better]] = again[column][better]
-    for column in (3, 4):
-        best[column][rows] += again[column]

@@ -23,9 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, Crafted, input_gradient, is_wrong, put_rows
+from he_keras.attacks.attack import Attack, is_wrong
 from he_keras.attacks.checks import check_number, check_positive_integer, check_threat
+from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.registry import register
+from he_keras.attacks.result import Crafted
+from he_keras.attacks.survivors import iterate, mask_like
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
 
@@ -33,8 +36,6 @@ LOSSES = ("kl", *losses.ATTACK_LOSSES)
 #: Standard deviation of the released HE and TRADES training start.
 GAUSSIAN_START = 0.001
 _VELOCITY_FLOOR = 1e-12
-# Survivors are padded to multiples of 1/8 of the batch, so that few sizes ever occur.
-_SIZES_PER_BATCH = 8
 
 
 class _State(NamedTuple):
@@ -64,6 +65,7 @@ class ProjectedGradient(Attack):
         loss: "ce", "cw" (margin), "dlr", or "kl" to the prediction on the clean image.
         decay: momentum of MIM; None for no momentum.
         margin: cosine margin inside the loss; "model" takes the head's (adaptive attack).
+        eot_samples: passes over which the gradient of a randomised model is averaged.
         **kwargs: see `Attack`.
 
     Example:
@@ -85,11 +87,14 @@ class ProjectedGradient(Attack):
         loss: str = "ce",
         decay: float | None = None,
         margin: float | str = 0.0,
+        eot_samples: int = 1,
         name: str = "pgd",
         **kwargs,
     ) -> None:
         super().__init__(threat, name=name, **kwargs)
         check_positive_integer("num_steps", num_steps)
+        check_positive_integer("eot_samples", eot_samples)
+        self.eot_samples = int(eot_samples)
         self.random_start = _checked_start(random_start)
         _check_choices(loss, self.random_start, decay, margin)
         self.num_steps = int(num_steps)
@@ -115,23 +120,16 @@ class ProjectedGradient(Attack):
         reference = tf.stop_gradient(victim.logits(images)) if self.loss == "kl" else labels
         state = self._initial_state(images, start)
 
-        def body(step, state):
-            return step + 1, self._advance(victim, images, labels, reference, state)
+        def step(_index, state, inputs):
+            return self._step(victim, *inputs, state)
 
-        def condition(step, state):
-            return (step < self.num_steps) & ~tf.reduce_all(state.broken)
-
+        inputs = images, labels, reference
         if self.num_steps == 1:
             # Without a loop, a pass in training mode may also synchronise replicas (FastAT).
-            state = self._advance(victim, images, labels, reference, state)
+            state = step(0, state, inputs)
         else:
-            _, state = tf.while_loop(
-                condition,
-                body,
-                (tf.constant(0), state),
-                maximum_iterations=self.num_steps,
-                shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(_any_rows, state)),
-            )
+            is_active = (lambda state: ~state.broken) if self.stop_when_broken else None
+            state = iterate(step, state, inputs, self.num_steps, is_active)
         if self.keep == "best":
             state = self._score_last(victim, labels, reference, state)
         extra = 1 if self.loss == "kl" else 0
@@ -162,29 +160,13 @@ class ProjectedGradient(Attack):
         radius = None if self.random_start is True else float(self.random_start)
         return self.threat.random_start(images, seeds, radius)
 
-    def _advance(self, victim, images, labels, reference, state: _State) -> _State:
-        """One iteration, on the examples not yet broken."""
-        if not self.stop_when_broken:
-            return self._step(victim, images, labels, reference, state)
-        rows = tf.cast(tf.where(~state.broken)[:, 0], tf.int32)
-        padded = _padded_rows(rows, tf.size(state.broken))
-        part = self._step(
-            victim,
-            tf.gather(images, padded),
-            tf.gather(labels, padded),
-            tf.gather(reference, padded),
-            _State(*(tf.gather(each, padded) for each in state)),
-        )
-        count = tf.size(rows)
-        pairs = zip(state, part, strict=True)
-        return _State(*(put_rows(everything, rows, new[:count]) for everything, new in pairs))
-
     def _step(self, victim, images, labels, reference, state: _State) -> _State:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(state.x_adv)
-            logits = victim.logits(state.x_adv)
-            loss = self._loss(victim, logits, labels, reference)
-        gradient = input_gradient(tape, loss, state.x_adv)
+        logits, loss, gradient = loss_and_gradient(
+            victim,
+            lambda logits: self._loss(victim, logits, labels, reference),
+            state.x_adv,
+            self.eot_samples,
+        )
         state = self._record(state, logits, loss, labels)
         direction = gradient
         if self.decay is not None:
@@ -193,11 +175,11 @@ class ProjectedGradient(Attack):
         step = self.step_size * self.threat.steepest_step(direction)
         moved = self.threat.project(state.x_adv + step, images)
         if self.stop_when_broken:
-            moved = tf.where(_like(state.broken, moved), state.x_adv, moved)
+            moved = tf.where(mask_like(state.broken, moved), state.x_adv, moved)
         return state._replace(
             x_adv=moved,
-            forward_passes=state.forward_passes + 1,
-            backward_passes=state.backward_passes + 1,
+            forward_passes=state.forward_passes + self.eot_samples,
+            backward_passes=state.backward_passes + self.eot_samples,
         )
 
     def _loss(self, victim: Victim, logits, labels, reference):
@@ -218,7 +200,7 @@ class ProjectedGradient(Attack):
             loss = tf.cast(loss, state.best_loss.dtype)
             better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
             state = state._replace(
-                best=tf.where(_like(better, state.best), state.x_adv, state.best),
+                best=tf.where(mask_like(better, state.best), state.x_adv, state.best),
                 best_loss=tf.where(better, loss, state.best_loss),
             )
         return state._replace(broken=state.broken | wrong)
@@ -239,6 +221,7 @@ class ProjectedGradient(Attack):
             "loss": self.loss,
             "decay": self.decay,
             "margin": self.margin,
+            "eot_samples": self.eot_samples,
         }
 
 
@@ -319,19 +302,3 @@ def _divided_by_mean_size(gradient):
     axes = list(range(1, gradient.shape.rank))
     mean_size = tf.reduce_mean(tf.abs(gradient), axis=axes, keepdims=True)
     return gradient / tf.maximum(mean_size, _VELOCITY_FLOOR)
-
-
-def _padded_rows(rows, batch_size):
-    """Repeats the last row up to the next of a few fixed sizes."""
-    unit = tf.maximum(batch_size // _SIZES_PER_BATCH, 1)
-    missing = -tf.size(rows) % unit
-    return tf.concat([rows, tf.repeat(rows[-1:], missing)], axis=0)
-
-
-def _any_rows(tensor):
-    return tf.TensorShape([None, *tensor.shape[1:]])
-
-
-def _like(mask, tensor):
-    """Reshapes a per-example mask so that it broadcasts against `tensor`."""
-    return tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))

@@ -1,15 +1,30 @@
 """Names of attacks: "pgd-20" is the attack registered as "pgd" with its budget set to 20."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from he_keras.attacks.attack import Attack
 from he_keras.threat import ThreatModel
 
-_FACTORIES: dict[str, tuple[Callable[..., Attack], str | None]] = {}
+
+class _Entry(NamedTuple):
+    """A factory, and the names of the arguments that a number or a text in the name sets."""
+
+    factory: Callable[..., Attack]
+    budget: str | None
+    argument: str | None
 
 
-def register(name: str, budget: str | None = None):
-    """Registers an attack factory; `budget` names the argument that a number in the name sets.
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register(name: str, budget: str | None = None, argument: str | None = None):
+    """Registers an attack factory.
+
+    Args:
+        name: the attack's name.
+        budget: the argument that a number after the name sets, as in "pgd-20".
+        argument: the argument that a text after the name must set, as in "transfer:model.keras".
 
     Example:
         >>> from he_keras.attacks import get
@@ -19,44 +34,54 @@ def register(name: str, budget: str | None = None):
     """
 
     def decorate(factory):
-        if name in _FACTORIES:
+        if name in _ENTRIES:
             raise ValueError(
                 f"Attack registered twice; expected a new name; received name={name!r}"
             )
-        _FACTORIES[name] = (factory, budget)
+        _ENTRIES[name] = _Entry(factory, budget, argument)
         return factory
 
     return decorate
 
 
 def names() -> list[str]:
-    """Returns the registered names, with K where a number is expected."""
-    return sorted(
-        name if budget is None else f"{name}-K" for name, (_, budget) in _FACTORIES.items()
-    )
+    """Returns the registered names, with K for a number and the name of a text after a colon."""
+    return sorted(_pattern(name, entry) for name, entry in _ENTRIES.items())
 
 
 def get(attack: str, threat: ThreatModel, **options) -> Attack:
     """Builds an attack by name, for example `get("pgd-20", threat, step_size=0.003)`."""
-    base, budget = _split(str(attack).lower())
-    if base not in _FACTORIES or (budget is not None and _FACTORIES[base][1] is None):
-        raise ValueError(
-            f"Unknown attack; expected one of {', '.join(names())} (K: a number); "
-            f"received {attack!r}"
-        )
-    factory, argument = _FACTORIES[base]
-    if budget is not None and argument is not None:
-        if options.get(argument, budget) != budget:
+    entry, given = _look_up(str(attack))
+    for argument, value in given.items():
+        if options.get(argument, value) != value:
             raise ValueError(
                 f"{argument} is given twice; expected it in the name or as an option; "
                 f"received {attack!r} and {argument}={options[argument]!r}"
             )
-        options = {**options, argument: budget}
-    return factory(threat, **{"name": str(attack).lower(), **options})
+    name = str(attack) if entry.argument else str(attack).lower()
+    return entry.factory(threat, **{"name": name, **options, **given})
 
 
-def _split(name: str) -> tuple[str, int | None]:
-    if name in _FACTORIES:
-        return name, None
-    base, _, number = name.rpartition("-")
-    return (base, int(number)) if number.isdigit() else (name, None)
+def _pattern(name: str, entry: _Entry) -> str:
+    if entry.argument:
+        return f"{name}:{entry.argument.upper()}"
+    return f"{name}-K" if entry.budget else name
+
+
+def _look_up(attack: str) -> tuple[_Entry, dict]:
+    """Returns the entry that is named, and the arguments that the name sets."""
+    base, colon, text = attack.partition(":")
+    entry = _ENTRIES.get(base.lower())
+    if colon:
+        if entry is not None and entry.argument and text:
+            return entry, {entry.argument: text}
+    elif entry is not None and not entry.argument:
+        return entry, {}
+    else:
+        base, _, number = attack.lower().rpartition("-")
+        entry = _ENTRIES.get(base)
+        if entry is not None and entry.budget and number.isdigit():
+            return entry, {entry.budget: int(number)}
+    raise ValueError(
+        f"Unknown attack; expected one of {', '.join(names())} (K: a number); received {attack!r}"
+    )
