@@ -6,6 +6,7 @@ with a subclass of `Attack` that defines `run`, register a name in it, and impor
 
 from he_keras.attacks.attack import Attack
 from he_keras.attacks.checks import check_examples
+from he_keras.attacks.ensemble import Ensemble, EnsembleResult
 from he_keras.attacks.projected_gradient import (
     BIM,
     FGSM,
@@ -26,6 +27,8 @@ __all__ = [
     "BIM",
     "CWLinf",
     "Crafted",
+    "Ensemble",
+    "EnsembleResult",
     "FGSM",
     "MIM",
     "PGD",

@@ -56,6 +56,8 @@ class Attack:
     norms: tuple[str, ...] = NORMS
     #: The attack looks for the nearest adversarial image, and `run` returns its distance.
     minimum_norm = False
+    #: False for black-box attacks.
+    uses_gradient = True
     #: False for attacks that Python has to run operation by operation.
     runs_in_graph = True
 

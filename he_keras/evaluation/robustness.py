@@ -6,43 +6,19 @@ still classified correctly.
 
 import dataclasses
 import pathlib
-import time
 
 import numpy as np
-import tensorflow as tf
 
 from he_keras.atomic_files import make_writable, write_json
-from he_keras.attacks import Attack, Victim, check_examples, get
-from he_keras.attacks.attack import is_wrong
-from he_keras.attacks.checks import check_class_numbers
+from he_keras.attacks import Attack, Victim, get
 from he_keras.callbacks.exact_resume import write_npz
-from he_keras.data import StreamingDataset, eval_pipeline
 from he_keras.environment import environment
+from he_keras.evaluation.attack_runs import AttackRow, run_attack
+from he_keras.evaluation.examples import Examples, classify
 from he_keras.threat import ThreatModel
 
 _SCALE_FREE_ATTACK = "cw-linf-20"
 _SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
-
-
-@dataclasses.dataclass(frozen=True)
-class AttackRow:
-    """One line of a report.
-
-    Attributes:
-        name: the attack.
-        robust_accuracy: share of all examples still classified correctly under this attack.
-        seconds: time spent.
-        forward_passes: mean over all examples.
-        backward_passes: mean over all examples.
-        settings: the attack's configuration.
-    """
-
-    name: str
-    robust_accuracy: float
-    seconds: float
-    forward_passes: float
-    backward_passes: float
-    settings: dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +57,20 @@ class RobustnessReport:
         lines = [f"{'attack':<24}{'accuracy':>10}{'seconds':>10}{'forward':>10}{'backward':>10}"]
         lines.append(f"{'(clean)':<24}{self.clean_accuracy:>10.2%}")
         for row in self.rows:
-            scale = row.settings.get("logit_scale", "model")
-            name = row.name if scale == "model" else f"{row.name} [scale {scale}]"
-            lines.append(
-                f"{name:<24}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
-                f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
-            )
+            lines += [_line(stage, indent="  ") for stage in row.stages]
+            lines.append(_line(row))
         lines.append(f"{'(worst case)':<24}{self.worst_case:>10.2%}   n = {self.num_examples}")
+        lines += [f"WARNING ({row.name}): {text}" for row in self.rows for text in row.warnings]
         return "\n".join(lines)
+
+
+def _line(row: AttackRow, indent: str = "") -> str:
+    scale = row.settings.get("logit_scale", "model")
+    name = indent + (row.name if scale == "model" else f"{row.name} [scale {scale}]")
+    return (
+        f"{name:<24}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
+        f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
+    )
 
 
 def evaluate_robustness(
@@ -130,12 +112,12 @@ def evaluate_robustness(
     chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
     chosen = _with_scale_free(chosen, threat, batch_size)
     _check_names([attack.name for attack in chosen])
-    batches = _Batches(threat, examples, batch_size)
+    checked = Examples(threat, examples, batch_size)
     folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
-    labels, clean = _classify(Victim(model), batches)
+    labels, clean = classify(Victim(model), checked)
     correct, rows = {"clean": clean}, []
     for attack in chosen:
-        row, correct[attack.name] = _run(attack, model, batches, len(labels), show_progress)
+        row, correct[attack.name] = run_attack(attack, model, checked, len(labels), show_progress)
         rows.append(row)
     report = _summary(correct, rows, threat)
     if folder is not None:
@@ -187,102 +169,15 @@ def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
 
 
 def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Attack]:
-    losses = [getattr(attack, "loss", None) for attack in chosen]
+    single = [each for attack in chosen for each in getattr(attack, "components", (attack,))]
+    losses = [getattr(attack, "loss", None) for attack in single]
     rescaled = any(
         attack.logit_scale != "model" and loss in ("ce", "kl")
-        for attack, loss in zip(chosen, losses, strict=True)
+        for attack, loss in zip(single, losses, strict=True)
     )
     if rescaled and not set(losses) & set(_SCALE_FREE_LOSSES):
         return [*chosen, get(_SCALE_FREE_ATTACK, threat, batch_size=batch_size)]
     return chosen
-
-
-class _Batches:
-    """The examples as checked batches of NumPy arrays, in the same order at every iteration."""
-
-    def __init__(self, threat: ThreatModel, examples, batch_size: int) -> None:
-        self.threat = threat
-        self.batch_size = batch_size
-        if isinstance(examples, StreamingDataset):
-            examples = eval_pipeline(examples, batch_size)
-        if not isinstance(examples, tf.data.Dataset):
-            arrays = examples.as_float() if hasattr(examples, "as_float") else examples
-            examples = check_examples(threat, *arrays)
-        self.examples = examples
-
-    def __iter__(self):
-        if isinstance(self.examples, tf.data.Dataset):
-            for images, labels in self.examples.as_numpy_iterator():
-                yield check_examples(self.threat, images, labels)
-            return
-        images, labels = self.examples
-        for first in range(0, len(labels), self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            yield images[rows], labels[rows]
-
-
-def _run(
-    attack: Attack, model, batches: _Batches, num_examples: int, show_progress: bool
-) -> tuple[AttackRow, np.ndarray]:
-    began = time.monotonic()
-    bar = _progress_bar(attack.name, num_examples, show_progress)
-    results: list = []
-    done = 0
-    for images, labels in batches:
-        ids = np.arange(done, done + len(labels))
-        results.append(attack(model, images, labels, example_ids=ids))
-        done += len(labels)
-        if bar is not None:
-            robust = np.mean([~flag for result in results for flag in result.success])
-            bar.set_postfix(robust=f"{robust:.2%}", refresh=False)
-            bar.update(len(labels))
-    if bar is not None:
-        bar.close()
-    flags = ~np.concatenate([result.success for result in results])
-    forward = np.concatenate([result.forward_passes for result in results])
-    backward = np.concatenate([result.backward_passes for result in results])
-    row = AttackRow(
-        attack.name,
-        float(flags.mean()),
-        round(time.monotonic() - began, 2),
-        float(forward.mean()),
-        float(backward.mean()),
-        attack.get_config(),
-    )
-    return row, flags
-
-
-def _progress_bar(name, total, show):
-    if not show:
-        return None
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=name, unit="image", dynamic_ncols=True, mininterval=1.0)
-
-
-def _classify(victim: Victim, batches: _Batches) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all labels, and whether each clean image is classified correctly.
-
-    What does not fit together shows here, before any attack.
-    """
-    classify, num_classes = None, 0
-    labels, correct = [], []
-    for images, some_labels in batches:
-        if classify is None:
-            num_classes = victim.logits(tf.constant(images[:1])).shape[-1]
-            classify = tf.function(
-                lambda images, labels: ~is_wrong(victim.logits(images), labels),
-                input_signature=[
-                    tf.TensorSpec([None, *images.shape[1:]], images.dtype),
-                    tf.TensorSpec([None], tf.int32),
-                ],
-            )
-        check_class_numbers(some_labels, num_classes)
-        labels.append(some_labels)
-        correct.append(classify(tf.constant(images), tf.constant(some_labels, tf.int32)).numpy())
-    if not labels:
-        raise ValueError("No examples; expected at least one; received 0")
-    return np.concatenate(labels), np.concatenate(correct)
 
 
 def _write(report: RobustnessReport, labels, folder: pathlib.Path) -> None:
