@@ -25,6 +25,7 @@ ORDER = (
     "layers",
     "losses",
     "networks",
+    "model_files",
     "attacks",
     "objectives",
     "schedules",

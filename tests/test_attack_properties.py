@@ -5,11 +5,11 @@ A new attack is picked up by its name; where it does not know a norm, its constr
 
 import dataclasses
 import functools
-import re
 
 import keras
 import numpy as np
 import pytest
+import registered_attacks
 import tensorflow as tf
 
 import he_keras as he
@@ -23,31 +23,33 @@ THREATS = {
 }
 # Rounding of a logit of size 10, which differs between eager and fused operations.
 POLICIES = {"float32": 1e-4, "mixed_bfloat16": 0.2}
-BUDGET = 5
 CLASSES = 5
 EXAMPLES = 24
+#: What the fast tests try in every norm, and with bfloat16 bodies; the slow ones try all.
+EVERY_NORM = ("pgd", "mim", "apgd-ce", "apgd-t", "fab", "fab-t", "square", "cw-l2")
+EVERY_POLICY = ("pgd", "cw-linf", "apgd-ce", "fab-t", "square", "deepfool")
 # Rounding differs between batch sizes, and decides the sign of a gradient near zero.
 PIXELS_MOVED_BY_ROUNDING = 1e-3
 
 
-def with_budget(name):
-    """Puts a small number where a registered name has K or Q."""
-    return re.sub(r"-[KQ]$", f"-{BUDGET}", name)
-
-
 def cases():
-    """Every attack, norm and policy; bfloat16 in the other norms is left to the slow tests."""
+    """Every attack, norm and policy; fast is linf, and bfloat16 of the commonest attacks."""
     for name in attacks.names():
         for norm in THREATS:
             for policy in POLICIES:
-                is_slow = norm != "linf" and policy != "float32"
+                base = registered_attacks.base_name(name)
+                is_slow = (
+                    base in registered_attacks.SLOW
+                    or (norm != "linf" and base not in EVERY_NORM)
+                    or (policy != "float32" and (norm != "linf" or base not in EVERY_POLICY))
+                )
                 marks = [pytest.mark.slow] if is_slow else []
                 yield pytest.param((name, norm, policy), marks=marks, id=f"{name}/{norm}/{policy}")
 
 
 def build(name, norm, **options):
     try:
-        return attacks.get(with_budget(name), THREATS[norm], **options)
+        return registered_attacks.build(name, THREATS[norm], **options)
     except ValueError as error:
         if norm in str(error):
             pytest.skip(f"{name} refuses {norm}: {error}")
@@ -216,7 +218,7 @@ def test_passes_are_counted(case):
     held = ~case.result.success
     broken = case.result.success & ~case.clean_wrong()
     steps = attack.num_steps
-    assert steps == (1 if attack.name == "fgsm" else BUDGET)
+    assert steps == (1 if attack.name == "fgsm" else registered_attacks.BUDGET)
     assert held.any()
     # Clean check, K steps, the score of the last iterate, the score of what is returned.
     np.testing.assert_array_equal(case.result.forward_passes[held], 1 + steps + 1 + 1)

@@ -1,19 +1,27 @@
-"""Measures this machine: `python tools/benchmark.py data`.
+"""Measures this machine: `python tools/benchmark.py data` or `... attacks --model=FILE`.
 
-data: images per second of the CIFAR-10 training pipeline (crop and flip), beside what PGD-10
-training of the smallest network (LeNet) consumes on images of the same size. Synthetic images: the
-pixels do not matter for the time.
+data: images per second of the input pipeline beside what training of a small network takes.
+attacks: each attack beside cleverhans, foolbox, ART and torchattacks on the same weights, whichever
+of them are installed (`pip install -e .[bench]`). The model must be a pre-activation ResNet of
+he_keras for torchattacks, which gets a PyTorch twin of it.
 """
 
-import time
+import pathlib
 
 from absl import flags
 
 from he_keras_tools import cli
 
-_SECONDS = flags.DEFINE_float("seconds", 4.0, "Seconds for each measurement.")
+_SECONDS = flags.DEFINE_float("seconds", 4.0, "data: seconds for each measurement.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Examples per batch.")
-_BENCHMARKS = ("data",)
+_MODEL = flags.DEFINE_string("model", None, "attacks: a run folder or a .keras file.")
+_DATA = flags.DEFINE_string("data", "cifar10", "attacks: data set name or path.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "attacks: folder of prepared TFDS data sets.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 256, "attacks: test images to attack.")
+_ATTACKS = flags.DEFINE_list("attacks", ["fgsm", "pgd-20", "mim-20"], "attacks: names.")
+_EPSILON = flags.DEFINE_string("epsilon", "8/255", "attacks: radius in the l_inf norm.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "attacks: interleaved rounds; the best counts.")
+_BENCHMARKS = ("data", "attacks")
 # `cli` allows so many arguments that are not flags.
 POSITIONAL = 1
 
@@ -22,47 +30,35 @@ def main(arguments) -> None:
     """Runs the benchmark named on the command line."""
     if len(arguments) != 2 or arguments[1] not in _BENCHMARKS:
         cli.fail(f"Unknown benchmark; expected one of {_BENCHMARKS}; received {arguments[1:]}")
-    pipeline = _pipeline_speed()
-    training = _training_speed()
-    print(f"input pipeline, crop and flip:  {pipeline:>10,.0f} images/s")
-    print(f"PGD-10 training of LeNet:       {training:>10,.0f} images/s")
-    print(f"ratio:                          {pipeline / training:>10.1f}")
+    with cli.one_line_errors():
+        print(_data() if arguments[1] == "data" else _attacks())
 
 
-def _stream(epochs: int):
+def _data() -> str:
+    from he_keras_tools.benchmarks import pipeline
+
+    return pipeline.measure(_SECONDS.value, _BATCH_SIZE.value)
+
+
+def _attacks() -> str:
     import he_keras as he
+    from he_keras_tools.benchmarks import attacks
 
-    dataset = he.data.synthetic("cifar10", num_examples=20_000)
-    return he.data.train_pipeline(
-        dataset, _BATCH_SIZE.value, augmentation="crop-flip", epochs=epochs
+    if not _MODEL.value:
+        raise ValueError("No model; expected --model=FOLDER_OR_FILE; received none")
+    path = pathlib.Path(_MODEL.value)
+    model = he.load_model(path / "model.keras" if path.is_dir() else path)
+    dataset = he.data.load(_DATA.value, "test", data_dir=_DATA_DIR.value)
+    images, labels = dataset.take(_NUM_EXAMPLES.value).as_float()
+    return attacks.measure(
+        model,
+        images,
+        labels,
+        he.ThreatModel("linf", _EPSILON.value),
+        _ATTACKS.value,
+        _ROUNDS.value,
+        _BATCH_SIZE.value,
     )
-
-
-def _pipeline_speed() -> float:
-    import he_keras as he
-
-    return he.data.measure_throughput(_stream(1000), max_seconds=_SECONDS.value)
-
-
-def _training_speed() -> float:
-    import keras
-
-    import he_keras as he
-
-    model = he.HEAdversarialModel(
-        he.networks.LeNet((32, 32, 3)),
-        he.CosineHead(10),
-        objective=he.objectives.PGDAT(he.ThreatModel("linf", "8/255"), num_steps=10),
-    )
-    model.compile(optimizer=keras.optimizers.SGD(0.01))
-    batches = list(_stream(1).take(8))
-    step = lambda: [model.train_on_batch(*batch) for batch in batches]  # noqa: E731
-    step()
-    began, rounds = time.perf_counter(), 0
-    while time.perf_counter() - began < _SECONDS.value:
-        step()
-        rounds += 1
-    return rounds * len(batches) * _BATCH_SIZE.value / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

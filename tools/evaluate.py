@@ -1,8 +1,10 @@
 """Robust accuracy of a trained model, over the whole test set unless told otherwise.
 
 python tools/evaluate.py --run=runs/cifar10_small
-python tools/evaluate.py --model=model.keras --data=cifar10 --attacks=pgd-20,cw-linf-20
---epsilon=8/255
+python tools/evaluate.py --model=PATH --data=cifar10 --attacks=pgd-20,autoattack --epsilon=8/255
+
+PATH is a .keras file, a run folder or a SavedModel. --attacks=transfer:PATH attacks with images
+that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library.
 """
 
 import pathlib
@@ -12,7 +14,9 @@ from absl import flags
 from he_keras_tools import cli
 
 _RUN = flags.DEFINE_string("run", None, "Run folder: model, data, threat and attacks come from it.")
-_MODEL = flags.DEFINE_string("model", None, "A .keras file; with --run, another file of that run.")
+_MODEL = flags.DEFINE_string(
+    "model", None, "A .keras file, run folder or SavedModel; with --run, in place of the run's."
+)
 _DATA = flags.DEFINE_string("data", None, "Data set name or path; default: the run's.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.")
 _ATTACKS = flags.DEFINE_list("attacks", None, "Attack names, separated by commas.")
@@ -29,6 +33,7 @@ def main(_argv) -> None:
     """Loads everything, attacks, prints the table and writes the report."""
     with cli.one_line_errors():
         import he_keras as he
+        from he_keras.model_files import load_classifier
 
         config = _config()
         threat = he.experiment.build_threat(config)
@@ -36,7 +41,7 @@ def main(_argv) -> None:
             config, logit_scale=_parse_scale(_LOGIT_SCALE.value), batch_size=_BATCH_SIZE.value
         )
         folder = _output_dir()
-        model = he.load_model(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
+        model = load_classifier(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
         dataset = he.experiment.load_split(config, "test")
         dataset = dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
         report = he.evaluate_robustness(

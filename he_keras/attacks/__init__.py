@@ -4,9 +4,19 @@
 with a subclass of `Attack` that defines `run`, register a name in it, and import it here.
 """
 
+from he_keras.attacks.apgd import APGD, APGDTargeted
 from he_keras.attacks.attack import Attack
+from he_keras.attacks.autoattack import AutoAttack
+from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.checks import check_examples
+from he_keras.attacks.cleverhans_bridge import Cleverhans
+from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.ensemble import Ensemble, EnsembleResult
+from he_keras.attacks.fab import FAB
+from he_keras.attacks.feature_attack import FeatureAttack
+from he_keras.attacks.feature_norm_pgd import FeatureNormPGD
+from he_keras.attacks.gradient_estimation import NES, SPSA, GradientEstimation
+from he_keras.attacks.multi_targeted import MultiTargeted
 from he_keras.attacks.projected_gradient import (
     BIM,
     FGSM,
@@ -16,24 +26,47 @@ from he_keras.attacks.projected_gradient import (
     CWLinf,
     ProjectedGradient,
 )
+from he_keras.attacks.rays import RayS
 from he_keras.attacks.registry import get, names, register
 from he_keras.attacks.result import AttackResult, Crafted
+from he_keras.attacks.screen import Screen
+from he_keras.attacks.square import Square
+from he_keras.attacks.transfer import Transfer
 from he_keras.attacks.victim import Victim
+from he_keras.attacks.zoo import ZOO
 
 __all__ = [
+    "APGD",
+    "APGDTargeted",
     "AdaptivePGD",
     "Attack",
     "AttackResult",
+    "AutoAttack",
     "BIM",
     "CWLinf",
+    "CarliniWagnerL2",
+    "Cleverhans",
     "Crafted",
+    "DeepFool",
     "Ensemble",
     "EnsembleResult",
+    "FAB",
     "FGSM",
+    "FeatureAttack",
+    "FeatureNormPGD",
+    "GradientEstimation",
     "MIM",
+    "MultiTargeted",
+    "NES",
     "PGD",
     "ProjectedGradient",
+    "RayS",
+    "SPSA",
+    "Screen",
+    "Square",
+    "Transfer",
     "Victim",
+    "ZOO",
     "check_examples",
     "get",
     "names",

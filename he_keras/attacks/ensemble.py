@@ -85,6 +85,8 @@ class Ensemble(Attack):
 
     #: The components average over the randomness of the model.
     allows_random = False
+    #: What every report says beside the result.
+    note = ""
 
     def __init__(self, threat, components: Sequence[Attack], name: str = "ensemble", **kwargs):
         super().__init__(threat, name=name, **kwargs)
@@ -133,6 +135,12 @@ class Ensemble(Attack):
         if attack.uses_gradient or not any(before.uses_gradient for before in earlier):
             return []
         return late_warning(attack.name, newly_broken, num_examples)
+
+    @staticmethod
+    def shared_options(options: dict) -> dict:
+        """Returns those of an ensemble's options that it hands to its components."""
+        names = ("batch_size", "seed", "logit_scale")
+        return {name: options[name] for name in names if name in options}
 
     def run(self, victim: Victim, images, labels, seeds):
         """Refuses: an ensemble works on whole sets of examples, not inside a training step."""

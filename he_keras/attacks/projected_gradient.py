@@ -1,4 +1,4 @@
-"""FGSM, BIM, PGD, MIM, margin-PGD and adaptive PGD: settings of one loop.
+"""FGSM, BIM, PGD, MIM, margin-PGD, adaptive PGD and the TRADES attack: settings of one loop.
 
 Each iteration evaluates a loss at the current point, moves by `step_size` along the steepest
 direction of the norm (Lemma 1 of the HE paper) and projects back. The loop is one
@@ -7,7 +7,7 @@ direction of the norm (Lemma 1 of the HE paper) and projects back. The loop is o
 Papers: FGSM, Goodfellow et al. 2015; BIM, Kurakin et al. 2017; PGD, Madry et al. 2018; MIM, Dong
 et al. 2018 (gradient divided by its mean absolute value, floored at 1e-12: a constant factor away
 from the paper's l1 norm, hence the same signs); margin loss, Carlini & Wagner 2017; adaptive PGD,
-HE paper Sec. 4.4 (scale and margin in the attacked loss).
+HE paper Sec. 4.4 (scale and margin in the attacked loss); TRADES, Zhang et al. 2019.
 
 Deviation from the papers' scripts: by default the strongest iterate is returned and broken examples
 are dropped; `keep="last", stop_when_broken=False` gives their protocol. Cost: `num_steps` forward
@@ -95,7 +95,7 @@ class ProjectedGradient(Attack):
         check_positive_integer("num_steps", num_steps)
         check_positive_integer("eot_samples", eot_samples)
         self.eot_samples = int(eot_samples)
-        self.random_start = _checked_start(random_start)
+        self.random_start = checked_start(random_start)
         _check_choices(loss, self.random_start, decay, margin)
         self.num_steps = int(num_steps)
         self.step_size = 2.5 * threat.epsilon / num_steps
@@ -153,12 +153,7 @@ class ProjectedGradient(Attack):
         )
 
     def _start(self, images, seeds):
-        if self.random_start is False:
-            return images
-        if self.random_start == "gaussian":
-            return images + GAUSSIAN_START * draw_per_seed(_standard_normal, images, seeds)
-        radius = None if self.random_start is True else float(self.random_start)
-        return self.threat.random_start(images, seeds, radius)
+        return draw_start(self.threat, self.random_start, images, seeds)
 
     def _step(self, victim, images, labels, reference, state: _State) -> _State:
         logits, loss, gradient = loss_and_gradient(
@@ -265,7 +260,30 @@ def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> Projecte
     return ProjectedGradient(threat, num_steps, **settings)
 
 
-def _checked_start(random_start) -> bool | float | str:
+@register("trades-kl", budget="num_steps")
+def TradesKL(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradient:
+    """The released TRADES adversary: divergence from the clean prediction, from a Gaussian start.
+
+    The default step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
+    """
+    check_threat(threat)
+    settings = {"loss": "kl", "random_start": "gaussian", "name": "trades-kl", **options}
+    return ProjectedGradient(
+        threat, num_steps, **{"step_size": threat.epsilon * 7 / 31, **settings}
+    )
+
+
+def draw_start(threat: ThreatModel, random_start: bool | float | str, images, seeds):
+    """Returns the first iterate for a `random_start` as `ProjectedGradient` explains it."""
+    if random_start is False:
+        return images
+    if random_start == "gaussian":
+        return images + GAUSSIAN_START * draw_per_seed(_standard_normal, images, seeds)
+    radius = None if random_start is True else float(random_start)
+    return threat.random_start(images, seeds, radius)
+
+
+def checked_start(random_start) -> bool | float | str:
     """Returns True, False, "gaussian" or a positive radius, as plain Python values."""
     if isinstance(random_start, (bool, np.bool_)):
         return bool(random_start)

@@ -37,6 +37,7 @@ class Victim:
         head_scale = self.head.scale if isinstance(self.head, CosineHead) else 1.0
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
         self._factor = self.scale / head_scale
+        self._body: keras.Model | None = None
 
     def logits(self, images):
         """Returns the logits that the attack works on, in float32 or better."""
@@ -50,23 +51,70 @@ class Victim:
                 "(n, classes); wrap other code in tf.numpy_function for attacks that need no "
                 f"gradient; received {logits!r:.100}"
             )
-        if logits.dtype.size < tf.float32.size:
-            # Eight bits of mantissa would tie the losses that an attack compares.
-            logits = tf.cast(logits, tf.float32)
-        return logits if self._factor == 1.0 else logits * self._factor
+        return self._scaled(logits)
 
     def features(self, images):
-        """Returns the feature vectors in front of the head, where the model offers them."""
-        if not hasattr(self.model, "features"):
+        """Returns the feature vectors in front of the head, in float32 or better.
+
+        They come from the model's own method `features`, else they are the input of the last layer
+        of a functional or sequential model.
+        """
+        if hasattr(self.model, "features"):
+            features = self.model.features(images, training=self.training)
+        else:
+            features = self._body_of_model()(images, training=self.training)
+        if not tf.is_tensor(features) or features.shape.rank != 2:
             raise ValueError(
-                "This attack works on features; expected a model with a method `features(images)` "
-                f"such as HEAdversarialModel; received {type(self.model).__name__}"
+                "The head's input is not a feature vector; expected a tensor of shape (n, "
+                f"features): add global pooling or Flatten; received {features!r:.100}"
             )
-        return self.model.features(images, training=self.training)
+        return _at_least_float32(features)
+
+    def logits_of_features(self, features):
+        """Returns the logits that the head makes of features.
+
+        An attack that needs features and logits spends one pass on both.
+        """
+        if hasattr(self.model, "features") and not callable(getattr(self.model, "head", None)):
+            raise ValueError(
+                "This attack works on features; expected a model that has the layer behind its "
+                f"method `features` as attribute `head`; received {type(self.model).__name__}"
+            )
+        if isinstance(self.head, keras.layers.Layer):
+            return self._scaled(self.head(features, training=self.training))
+        return self._scaled(self.head(features))
+
+    def head_weights(self):
+        """Returns the head's kernel (features, classes), as stored, and its bias or None."""
+        is_dense = isinstance(self.head, keras.layers.Dense)
+        if is_dense and self.head.activation is keras.activations.linear:
+            kernel, bias = self.head.kernel, self.head.bias
+        elif isinstance(self.head, CosineHead):
+            kernel, bias = self.head.kernel, None
+        else:
+            kind = type(self.head).__name__ if self.head is not None else "no layer"
+            raise ValueError(
+                "This attack works on the weights of the head; expected a Dense layer without "
+                f"activation or a CosineHead as the model's last layer; received {kind}"
+            )
+        kernel = _at_least_float32(tf.convert_to_tensor(kernel))
+        return kernel, None if bias is None else _at_least_float32(tf.convert_to_tensor(bias))
 
     def head_margin(self) -> float:
         """The margin that the head was trained with; 0 for heads without one."""
         return float(getattr(self.head, "margin", 0.0))
+
+    def _scaled(self, logits):
+        logits = _at_least_float32(logits)
+        return logits if self._factor == 1.0 else logits * self._factor
+
+    def _body_of_model(self):
+        """The model up to its last layer, as a model of the same layers; built once."""
+        if self._body is None:
+            # The first call may come from within a `tf.function`.
+            with tf.init_scope():
+                self._body = _without_head(self.model, self.head)
+        return self._body
 
 
 def check_logit_scale(logit_scale) -> None:
@@ -92,3 +140,33 @@ def _head_of(model):
         return head
     layers = getattr(model, "layers", None)
     return layers[-1] if layers else None
+
+
+def _at_least_float32(tensor):
+    """Eight bits of mantissa would tie the losses that an attack compares."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < tf.float32.size else tensor
+
+
+def _without_head(model, head) -> keras.Model:
+    outputs = _symbolic_outputs(model)
+    if len(outputs) != 1 or len(model.inputs) != 1:
+        raise ValueError(
+            "This attack works on features; expected a model with a method `features(images)` such "
+            "as HEAdversarialModel, or a functional or built sequential model with one input and "
+            f"one output; received {type(model).__name__}"
+        )
+    # Not `layers[-1].input`: that is its first call, which may belong to another model.
+    last, call_number, _ = outputs[0]._keras_history
+    if last is not head or not last.weights:
+        raise ValueError(
+            "This attack works on features; expected a model whose last layer is its head, with "
+            f"weights; received the last layer {last.name!r} ({type(last).__name__})"
+        )
+    return keras.Model(model.inputs[0], last._inbound_nodes[call_number].input_tensors[0])
+
+
+def _symbolic_outputs(model) -> list:
+    """The outputs of a functional or built sequential model; empty for any other."""
+    if isinstance(model, keras.Model):
+        return list(getattr(model, "outputs", None) or [])
+    return []

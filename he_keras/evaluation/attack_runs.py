@@ -23,6 +23,7 @@ class AttackRow:
         stages: for an ensemble one row for each of its attacks, whose robust accuracy is what was
             left after it.
         warnings: what the attack itself found that makes its result doubtful.
+        note: what has to be said beside the result in any case.
     """
 
     name: str
@@ -33,6 +34,7 @@ class AttackRow:
     settings: dict
     stages: tuple["AttackRow", ...] = ()
     warnings: tuple[str, ...] = ()
+    note: str = ""
 
 
 def run_attack(
@@ -60,6 +62,7 @@ def run_attack(
         settings=attack.get_config(),
         stages=tuple(stages),
         warnings=tuple(warnings),
+        note=attack.note,
     )
     return row, unbroken
 

@@ -60,6 +60,7 @@ class RobustnessReport:
             lines += [_line(stage, indent="  ") for stage in row.stages]
             lines.append(_line(row))
         lines.append(f"{'(worst case)':<24}{self.worst_case:>10.2%}   n = {self.num_examples}")
+        lines += [f"note ({row.name}): {row.note}" for row in self.rows if row.note]
         lines += [f"WARNING ({row.name}): {text}" for row in self.rows for text in row.warnings]
         return "\n".join(lines)
 

@@ -1,0 +1,370 @@
+"""The attacks of the cleverhans library, scored and reported like the others.
+
+`get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`. The
+library (4.0.0) is imported when such an attack is built. What runs with Keras 3:
+
+* "fgsm", "bim", "pgd", "madry", "mim": as they are. They return the last iterate and never stop
+  early; of examples, only those that are misclassified from the start are left out.
+* "cw-l2": with an optimizer that answers to the names it calls (`optimizer.variables()` was a
+  method in Keras 2), and one image at a time: its search for the trade-off multiplies an array of
+  the images' shape by one number per image. It gives the trade-off to every pixel, so that
+  `initial_const` weighs as many times more as an image has pixels.
+* "spsa": not at all. It hands `lr` to a Keras optimizer, which Keras 3 refuses.
+
+Meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images,
+faster. A random start (`random_start`, off by default except in "madry") is drawn by cleverhans
+from TensorFlow's global seed: `seed` has no influence on it, nor is it the same for every batch
+size. Cost: one forward and backward pass per step; cw-l2 up to `binary_search_steps * num_steps`.
+"""
+
+import importlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from he_keras import losses
+from he_keras.attacks.attack import Attack, is_wrong
+from he_keras.attacks.checks import check_number, check_positive_integer
+from he_keras.attacks.gradients import loss_and_gradient
+from he_keras.attacks.registry import register
+from he_keras.attacks.result import Crafted
+from he_keras.attacks.victim import Victim
+from he_keras.threat import ThreatModel, parse_epsilon
+
+ATTACKS = ("fgsm", "bim", "pgd", "madry", "mim", "cw-l2")
+_ITERATED = {
+    "bim": "basic_iterative_method",
+    "pgd": "projected_gradient_descent",
+    "madry": "madry_et_al",
+    "mim": "momentum_iterative_method",
+}
+_ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+_SMALLEST = 1e-30
+
+
+class _CleverhansAttack(Attack):
+    """What the attacks of cleverhans share: they run eagerly, on one compiled model."""
+
+    runs_in_graph = False
+
+    def __init__(self, threat: ThreatModel, *, keep: str = "last", **kwargs) -> None:
+        super().__init__(threat, keep=keep, **kwargs)
+        if keep != "last":
+            raise ValueError(
+                f"cleverhans returns its last iterate; expected keep='last'; received keep={keep!r}"
+            )
+        self._compiled_logits: tuple[Any, Any] = (None, None)
+
+    def _check_classifier(self, model, images, labels) -> None:
+        super()._check_classifier(model, images, labels)
+        # cleverhans would go on with a gradient of None.
+        loss_and_gradient(
+            Victim(model),
+            lambda logits: losses.cross_entropy(logits, labels[:1]),
+            tf.constant(images[:1]),
+        )
+
+    def _logits_of(self, victim: Victim):
+        """One compiled function for each victim, for batches of every size.
+
+        cleverhans itself traces its gradient again for every size; around this that takes little.
+        """
+        if self._compiled_logits[0] is not victim:
+            self._compiled_logits = victim, tf.function(victim.logits, reduce_retracing=True)
+        return self._compiled_logits[1]
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class CleverhansFGSM(_CleverhansAttack):
+    """`fast_gradient_method` of cleverhans: one step of length epsilon.
+
+    Args:
+        threat: the threat model.
+        **kwargs: see `Attack`.
+
+    Example:
+        >>> import he_keras as he, numpy as np, tensorflow as tf
+        >>> from he_keras.attacks.cleverhans_bridge import CleverhansFGSM
+        >>> attack = CleverhansFGSM(he.ThreatModel("linf", 0.1))
+        >>> weights = tf.constant([[1.0, -1.0], [0.5, -0.5]])
+        >>> images = np.array([[0.5, 0.5]], "float32")
+        >>> result = attack(lambda images: images @ weights, images, np.array([0]))
+        >>> [round(float(pixel), 3) for pixel in result.x_adv[0]]
+        [0.4, 0.4]
+    """
+
+    num_steps = 1
+    #: The loss that is increased, as for `ProjectedGradient`.
+    loss = "ce"
+    _function = "fast_gradient_method"
+
+    def __init__(self, threat: ThreatModel, name: str = "cleverhans:fgsm", **kwargs) -> None:
+        super().__init__(threat, name=name, **kwargs)
+        self._attack = _imported(self._function)
+
+    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+        """Runs cleverhans on one batch."""
+        low, high = self.threat.bounds
+        x_adv = self._attack(
+            self._logits_of(victim),
+            tf.cast(images, tf.float32),
+            norm=_ORDERS[self.threat.norm],
+            clip_min=low,
+            clip_max=high,
+            y=labels,
+            sanity_checks=False,
+            **self._settings(),
+        )
+        passes = tf.fill(tf.shape(labels), self.num_steps)
+        return Crafted(tf.cast(x_adv, images.dtype), passes, passes)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"eps": self.threat.epsilon}
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class CleverhansIterated(CleverhansFGSM):
+    """One of the iterated gradient attacks of cleverhans.
+
+    Args:
+        threat: the threat model, linf or l2.
+        attack: "bim", "pgd", "madry" or "mim".
+        num_steps: number of steps.
+        step_size: length of a step; default 2.5 * epsilon / num_steps, at most epsilon.
+        random_start: of "pgd" and "madry": False starts at the image, True draws uniformly from the
+            ball, a number is the radius of the start. Default: only "madry" starts at random.
+        decay: momentum of "mim"; default 1.
+        **kwargs: see `Attack`.
+    """
+
+    norms = ("linf", "l2")
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        attack: str = "pgd",
+        num_steps: int = 20,
+        step_size: float | str | None = None,
+        random_start: bool | float | None = None,
+        decay: float | None = None,
+        name: str = "cleverhans:pgd",
+        **kwargs,
+    ) -> None:
+        if attack not in _ITERATED:
+            raise ValueError(
+                f"Unknown attack; expected one of {tuple(_ITERATED)}; received attack={attack!r}"
+            )
+        self._function = _ITERATED[attack]
+        super().__init__(threat, name=name, **kwargs)
+        check_positive_integer("num_steps", num_steps)
+        self.attack = attack
+        self.num_steps = int(num_steps)
+        self.step_size = min(2.5 * threat.epsilon / num_steps, threat.epsilon)
+        if step_size is not None:
+            self.step_size = parse_epsilon(step_size)
+        if not 0 < self.step_size <= threat.epsilon:
+            raise ValueError(
+                "cleverhans takes no step longer than epsilon; expected 0 < step_size <= "
+                f"{threat.epsilon}; received step_size={step_size!r}"
+            )
+        self.random_start = _checked_start(attack, random_start)
+        self.decay = _checked_decay(attack, decay)
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "eps": self.threat.epsilon,
+            "eps_iter": self.step_size,
+            "nb_iter": self.num_steps,
+        }
+        if self.attack == "mim":
+            settings["decay_factor"] = self.decay
+        if self.attack == "pgd":
+            settings["rand_init"] = self.random_start is not False
+        if self.random_start is not False:
+            is_radius = self.random_start is not True
+            settings["rand_minmax"] = self.random_start if is_radius else self.threat.epsilon
+        return settings
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "attack": self.attack,
+            "num_steps": self.num_steps,
+            "step_size": self.step_size,
+            "random_start": self.random_start,
+            "decay": self.decay,
+        }
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class CleverhansCWL2(_CleverhansAttack):
+    """`CarliniWagnerL2` of cleverhans, one image at a time: slow.
+
+    Args:
+        threat: the threat model, l2; epsilon only decides what counts as broken.
+        num_steps: most steps for each value of the trade-off.
+        binary_search_steps: values of the trade-off that are tried.
+        initial_const: the first of them.
+        learning_rate: of its Adam.
+        stop_when_broken: has no influence: cleverhans searches to the end.
+        **kwargs: see `Attack`.
+    """
+
+    norms = ("l2",)
+    minimum_norm = True
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        num_steps: int = 1000,
+        binary_search_steps: int = 5,
+        initial_const: float = 0.01,
+        learning_rate: float = 0.005,
+        stop_when_broken: bool = False,
+        name: str = "cleverhans:cw-l2",
+        **kwargs,
+    ) -> None:
+        super().__init__(threat, stop_when_broken=stop_when_broken, name=name, **kwargs)
+        check_positive_integer("num_steps", num_steps)
+        check_positive_integer("binary_search_steps", binary_search_steps)
+        check_number("initial_const", initial_const, _SMALLEST)
+        check_number("learning_rate", learning_rate, _SMALLEST)
+        self.num_steps = int(num_steps)
+        self.binary_search_steps = int(binary_search_steps)
+        self.initial_const = float(initial_const)
+        self.learning_rate = float(learning_rate)
+        self._attack = _imported("carlini_wagner_l2", "CarliniWagnerL2")
+
+    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+        """Runs cleverhans on each image."""
+        if images.shape.rank != 4:
+            raise ValueError(
+                "cleverhans's cw-l2 takes images only; expected shape (n, height, width, "
+                f"channels); received {tuple(images.shape)}"
+            )
+        low, high = self.threat.bounds
+        attack = self._attack(
+            self._logits_of(victim),
+            batch_size=1,
+            clip_min=low,
+            clip_max=high,
+            binary_search_steps=self.binary_search_steps,
+            max_iterations=self.num_steps,
+            initial_const=self.initial_const,
+        )
+        found, steps = [], []
+        for image in tf.cast(images, tf.float32):
+            attack.optimizer = _Adam(self.learning_rate)
+            found.append(attack.attack(image[tf.newaxis]))
+            steps.append(attack.optimizer.steps)
+        x_adv = tf.cast(tf.concat(found, axis=0), images.dtype)
+        broken = is_wrong(victim.logits(x_adv), labels)
+        distance = self.threat.distance(x_adv, images)
+        backward_passes = tf.constant(steps, tf.int32)
+        return Crafted(
+            x_adv,
+            # It asks for the prediction first; what it found is judged here.
+            backward_passes + 2,
+            backward_passes,
+            tf.where(broken, distance, np.inf),
+        )
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "num_steps": self.num_steps,
+            "binary_search_steps": self.binary_search_steps,
+            "initial_const": self.initial_const,
+            "learning_rate": self.learning_rate,
+        }
+
+
+class _Adam:
+    """Keras's Adam under the names of Keras 2 that cleverhans calls; counts its steps."""
+
+    def __init__(self, learning_rate: float) -> None:
+        self.adam = keras.optimizers.Adam(learning_rate)
+        self.steps = 0
+
+    def variables(self) -> list:
+        """The step number and the moments, without the learning rate: cleverhans zeroes them."""
+        return [each for each in self.adam.variables if each.name != "learning_rate"]
+
+    def apply_gradients(self, gradients) -> None:
+        """Takes one step."""
+        self.steps += 1
+        self.adam.apply_gradients(gradients)
+
+
+@register("cleverhans", argument="attack")
+def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
+    """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20"."""
+    base, _, number = attack.lower().rpartition("-")
+    if number.isdigit():
+        if options.get("num_steps", int(number)) != int(number):
+            raise ValueError(
+                "num_steps is given twice; expected it in the name or as an option; received "
+                f"attack={attack!r} and num_steps={options['num_steps']!r}"
+            )
+        options["num_steps"] = int(number)
+    else:
+        base = attack.lower()
+    if base in _ITERATED:
+        return CleverhansIterated(threat, attack=base, **options)
+    if base == "fgsm" and "num_steps" not in options:
+        return CleverhansFGSM(threat, **options)
+    if base == "cw-l2":
+        return CleverhansCWL2(threat, **options)
+    if base == "spsa":
+        raise ValueError(
+            "cleverhans 4.0.0 cannot build its SPSA with Keras 3, whose Adam has no argument `lr`; "
+            f'expected "spsa-K" of this package; received attack={attack!r}'
+        )
+    raise ValueError(
+        f"Unknown attack of cleverhans; expected one of {', '.join(ATTACKS)}, with -K for "
+        f"num_steps (not fgsm); received attack={attack!r}"
+    )
+
+
+def _imported(module: str, function: str | None = None):
+    try:
+        found = importlib.import_module(f"cleverhans.tf2.attacks.{module}")
+    except ImportError as error:
+        raise ValueError(
+            "cleverhans is missing; expected `pip install cleverhans==4.0.0` to have been run; "
+            f"received {error}"
+        ) from error
+    return getattr(found, function or module)
+
+
+def _checked_start(attack: str, random_start) -> bool | float:
+    default = attack == "madry"
+    if random_start is None:
+        return default
+    if not isinstance(random_start, bool):
+        check_number("random_start", random_start, 0.0)
+        random_start = float(random_start) or False
+    starts_at_random = random_start is not False
+    if attack != "pgd" and starts_at_random != default:
+        expected = "True or a radius" if default else "False"
+        raise ValueError(
+            f"cleverhans's {attack} has no choice of start; expected {expected}; "
+            f"received random_start={random_start!r}"
+        )
+    return random_start
+
+
+def _checked_decay(attack: str, decay) -> float | None:
+    if attack == "mim":
+        decay = 1.0 if decay is None else decay
+        check_number("decay", decay, 0.0)
+        return float(decay)
+    if decay is not None:
+        raise ValueError(
+            f"cleverhans's {attack} has no momentum; expected decay=None; received decay={decay!r}"
+        )
+    return None

@@ -1,0 +1,111 @@
+"""PGD with feature normalisation in the attack only (HE paper, Eq. 12 and Table 7).
+
+The victim is a trained network with ordinary logits `W phi(x) + b`. The attack ascends
+`CE(W phi(x') / |phi(x')|, y)`: features normalised, weights as they are, no bias, no scale. The
+normalisation turns the gradient along the sphere, where it can change the direction of the features
+and nothing else. Whether an image is misclassified is decided by the victim's own logits.
+
+Needs features and a head of type `Dense` (or `CosineHead`, whose kernel is taken as stored). Cost:
+as PGD, `num_steps` forward and backward passes and one forward pass to score the last iterate.
+
+Deviations: the paper states neither step size nor start, so they are PGD's; by default the iterate
+with the highest loss is returned and broken examples are dropped, as `ProjectedGradient` explains.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from he_keras import losses
+from he_keras.attacks.projected_gradient import ProjectedGradient
+from he_keras.attacks.registry import register
+from he_keras.attacks.result import Crafted
+from he_keras.attacks.victim import Victim
+from he_keras.layers.feature_norm import normalize
+from he_keras.threat import ThreatModel
+
+
+class _BothLogits(NamedTuple):
+    """What one forward pass gives: the victim's logits, and those of normalised features."""
+
+    own: Any
+    normalized: Any
+
+
+class _NormalizingVictim:
+    """Answers with both logits where an attack asks for logits."""
+
+    def __init__(self, victim: Victim) -> None:
+        self.victim = victim
+
+    def logits(self, images) -> _BothLogits:
+        features = self.victim.features(images)
+        kernel, _ = self.victim.head_weights()
+        normalized = tf.linalg.matmul(normalize(features), tf.cast(kernel, features.dtype))
+        return _BothLogits(self.victim.logits_of_features(features), normalized)
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+@register("fn-pgd", budget="num_steps")
+class FeatureNormPGD(ProjectedGradient):
+    """PGD on the cross-entropy of a victim's head applied to normalised features.
+
+    Args:
+        threat: the threat model.
+        num_steps: number of steps K (the paper's table has 1 and 2).
+        step_size: length of a step; default 2.5 * epsilon / num_steps.
+        random_start: see `ProjectedGradient`.
+        eot_samples: passes over which the gradient of a randomised model is averaged.
+        **kwargs: see `Attack`.
+
+    Example:
+        >>> import he_keras as he, keras, numpy as np
+        >>> head = keras.layers.Dense(2, kernel_initializer="identity")
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Identity(), head])
+        >>> attack = he.attacks.get("fn-pgd-2", he.ThreatModel("linf", 0.1), random_start=False)
+        >>> result = attack(model, np.array([[0.8, 0.5]], "float32"), np.array([0]))
+        >>> [round(float(pixel), 3) for pixel in result.x_adv[0]]
+        [0.7, 0.6]
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        num_steps: int = 20,
+        step_size: float | str | None = None,
+        random_start: bool | float | str = True,
+        eot_samples: int = 1,
+        name: str = "fn-pgd",
+        **kwargs,
+    ) -> None:
+        super().__init__(
+            threat,
+            num_steps,
+            step_size,
+            random_start,
+            loss="ce",
+            decay=None,
+            margin=0.0,
+            eot_samples=eot_samples,
+            name=name,
+            **kwargs,
+        )
+
+    def ascend(self, victim: Victim, images, labels, start) -> Crafted:
+        """Runs the loop from a given start."""
+        both: Any = _NormalizingVictim(victim)
+        return super().ascend(both, images, labels, start)
+
+    def _loss(self, victim, logits: _BothLogits, labels, reference):
+        return losses.cross_entropy(logits.normalized, labels)
+
+    def _record(self, state, logits: _BothLogits, loss, labels):
+        return super()._record(state, logits.own, loss, labels)
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        config = super().get_config()
+        for fixed in ("loss", "decay", "margin"):
+            del config[fixed]
+        return config

@@ -1,0 +1,129 @@
+"""Transfer attack: adversarial images for one classifier, scored on another.
+
+HE paper, Appendix C.4: PGD or MIM on a substitute, the last iterate of every image scored on
+the target. The target is only asked for its predictions, so a defence that merely hides its
+gradient does not help it; how strong the attack is depends on how alike the two models are, and a
+high accuracy under it proves little.
+
+Passes in the result are passes through the target: the scoring, no gradient. The `num_steps`
+forward and backward passes through the substitute show in the running time only.
+
+Deviations: none from the papers' protocol with the defaults. They attack every image, also those
+that either model gets wrong from the start, and choose nothing by success.
+"""
+
+import re
+import textwrap
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from he_keras.attacks.attack import Attack
+from he_keras.attacks.projected_gradient import MIM, PGD, ProjectedGradient
+from he_keras.attacks.registry import register
+from he_keras.attacks.result import Crafted
+from he_keras.attacks.victim import Victim
+from he_keras.model_files import load_classifier
+from he_keras.threat import ThreatModel
+
+_BOLD = re.compile("\x1b\\[[0-9]*m")
+_REASON_LENGTH = 300
+_METHODS = {"pgd": PGD, "mim": MIM}
+
+
+@register("transfer", argument="path")
+@keras.saving.register_keras_serializable(package="he_keras")
+class Transfer(Attack):
+    """Projected gradient ascent on a substitute that is loaded from a file.
+
+    Args:
+        threat: the threat model.
+        path: file of the substitute, see `he_keras.model_files.load_classifier`; loaded here, and
+            again when the attack is restored from its configuration.
+        num_steps: number of steps on the substitute.
+        step_size: length of a step; default as in `ProjectedGradient`.
+        method: "pgd" or "mim".
+        random_start: see `ProjectedGradient`; default True for "pgd" and False for "mim".
+        loss: the substitute's loss to increase, see `ProjectedGradient`.
+        logit_scale: scale of the substitute's logits, see `Victim`.
+        stop_when_broken: True leaves images alone that the target misclassifies from the start.
+            The substitute's verdicts never stop anything.
+        keep: "last", or "best" for the iterate that is strongest on the substitute.
+        **kwargs: see `Attack`. With `num_restarts` above 1 the target's verdict chooses among the
+            restarts.
+
+    Example:
+        >>> import he_keras as he
+        >>> # attack = he.attacks.get("transfer:runs/other/model.keras", he.ThreatModel())
+        >>> # attack(model, images, labels).robust_accuracy
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        path: str,
+        num_steps: int = 20,
+        step_size: float | str | None = None,
+        method: str = "pgd",
+        random_start: bool | float | str | None = None,
+        loss: str = "ce",
+        stop_when_broken: bool = False,
+        keep: str = "last",
+        name: str = "transfer",
+        **kwargs,
+    ) -> None:
+        super().__init__(threat, stop_when_broken=stop_when_broken, keep=keep, name=name, **kwargs)
+        if method not in _METHODS:
+            raise ValueError(
+                f"Unknown method; expected one of {tuple(_METHODS)}; received method={method!r}"
+            )
+        start = {} if random_start is None else {"random_start": random_start}
+        self.path = str(path)
+        self.method = method
+        self.ascent: ProjectedGradient = _METHODS[method](
+            threat,
+            num_steps,
+            step_size=step_size,
+            loss=loss,
+            keep=keep,
+            stop_when_broken=False,
+            logit_scale=self.logit_scale,
+            **start,
+        )
+        self.num_steps = self.ascent.num_steps
+        self.step_size = self.ascent.step_size
+        self.random_start = self.ascent.random_start
+        self.loss = loss
+        self.min_classes = self.ascent.min_classes
+        self.substitute = Victim(load_classifier(self.path), self.logit_scale)
+
+    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+        """Crafts on the substitute; the target is not asked."""
+        x_adv = self.ascent.run(self.substitute, images, labels, seeds).x_adv
+        passes = tf.zeros_like(labels)
+        return Crafted(x_adv, passes, passes)
+
+    def _check_classifier(self, model, images, labels) -> None:
+        super()._check_classifier(model, images, labels)
+        try:
+            super()._check_classifier(self.substitute.model, images, labels)
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            # Keras writes its own errors in bold, over many lines.
+            reason = textwrap.shorten(_BOLD.sub("", str(error)), _REASON_LENGTH)
+            raise ValueError(
+                "The substitute does not fit; expected a classifier of the same images and "
+                f"classes; received {self.path}: {reason}"
+            ) from error
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "path": self.path,
+            "num_steps": self.num_steps,
+            "step_size": self.step_size,
+            "method": self.method,
+            "random_start": self.random_start,
+            "loss": self.loss,
+        }

@@ -1,0 +1,234 @@
+"""Classifiers from files, ready to be attacked: run folders, `.keras` files and SavedModels.
+
+A `.keras` file is read in Keras's safe mode: it runs no code of its own. A SavedModel is a program
+for TensorFlow, which may read and write files: load those of people you trust.
+"""
+
+import functools
+import pathlib
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+_RUN_MODEL = "model.keras"
+_SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+_DEFAULT_SIGNATURE = "serving_default"
+_CALL = "__call__"
+_LOGITS = "logits"
+_REASON_LENGTH = 300
+
+
+def load_classifier(path, signature: str | None = None, output: str | None = None):
+    """Loads a classifier that attacks and `evaluate_robustness` accept.
+
+    Args:
+        path: a run folder (its `model.keras`), a `.keras` file, a SavedModel folder, or a folder of
+            numbered SavedModels as `export_saved_model` writes it (the highest number counts).
+        signature: SavedModels only: the signature to call. Default: "serving_default", else the
+            only signature, else the saved object's `__call__`.
+        output: SavedModels only: the output that holds the logits. Default: "logits", else the only
+            output.
+
+    Returns:
+        The uncompiled `keras.Model`, or a `SavedClassifier`.
+
+    Example:
+        >>> from he_keras.model_files import load_classifier
+        >>> # model = load_classifier("serving/cifar10")
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        raise ValueError(
+            "No model; expected an existing .keras file, run folder or SavedModel folder; "
+            f"received {path}"
+        )
+    run_model = path / _RUN_MODEL
+    folder = None if run_model.is_file() else _saved_model_folder(path)
+    if folder is not None:
+        return _load_saved_model(folder, signature, output)
+    if path.is_dir() and not run_model.is_file():
+        raise ValueError(
+            f"No model in this folder; expected {_RUN_MODEL} (a finished run) or a SavedModel; "
+            f"received {path}"
+        )
+    for name, value in (("signature", signature), ("output", output)):
+        if value is not None:
+            raise ValueError(
+                f"Only SavedModels have a choice of {name}; expected {name}=None; "
+                f"received {name}={value!r} for {path}"
+            )
+    return load_keras_file(run_model if path.is_dir() else path, compile=False)
+
+
+def load_keras_file(path, compile: bool = True):
+    """Loads a `.keras` file, with one clear error for a missing or unreadable file.
+
+    Args:
+        path: the file.
+        compile: restore the optimizer and metrics too.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file() or path.suffix != ".keras":
+        raise ValueError(f"No model; expected an existing .keras file; received {path}")
+    try:
+        return keras.saving.load_model(path, compile=compile)
+    # The file may be anything, and so may be what goes wrong in reading it.
+    except Exception as error:
+        raise _unreadable(path, "a .keras file", error) from error
+
+
+class SavedClassifier:
+    """A SavedModel as a callable from images to logits, in inference mode.
+
+    Args:
+        loaded: what `tf.saved_model.load` returned; it keeps the variables alive.
+        endpoint: the function to call.
+        output: the output that holds the logits, None where there is one output without a name.
+    """
+
+    def __init__(self, loaded, endpoint: "_Endpoint", output: str | None) -> None:
+        self._loaded = loaded
+        self._endpoint = endpoint
+        self.signature = endpoint.name
+        self.output = output
+
+    def __call__(self, images):
+        """Returns the logits of a batch of images."""
+        expected = self._endpoint.images
+        if not expected.shape.is_compatible_with(images.shape):
+            raise ValueError(
+                f"Images do not fit the SavedModel; expected shape {expected.shape}; "
+                f"received shape {tuple(images.shape)}"
+            )
+        outputs = self._endpoint.function(tf.cast(images, expected.dtype))
+        return outputs if self.output is None else outputs[self.output]
+
+
+class _Endpoint(NamedTuple):
+    """A function of a SavedModel: what it takes, and the names of what it returns."""
+
+    name: str
+    function: Callable
+    images: Any
+    outputs: Any
+
+
+def _saved_model_folder(path: pathlib.Path) -> pathlib.Path | None:
+    """The folder of the SavedModel at this path, or that of its newest version."""
+    if not path.is_dir():
+        return None
+    versions = [each for each in path.iterdir() if each.name.isdecimal()]
+    newest_first = sorted(versions, key=lambda version: int(version.name), reverse=True)
+    for folder in (path, *newest_first):
+        if any((folder / name).is_file() for name in _SAVED_MODEL_FILES):
+            return folder
+    return None
+
+
+def _load_saved_model(folder: pathlib.Path, signature, output) -> SavedClassifier:
+    try:
+        loaded = tf.saved_model.load(str(folder))
+    except Exception as error:
+        raise _unreadable(folder, "a SavedModel", error) from error
+    endpoint = _choose_endpoint(loaded, folder, signature)
+    _check_images(endpoint, folder)
+    return SavedClassifier(loaded, endpoint, _choose_output(endpoint, folder, output))
+
+
+def _choose_endpoint(loaded, folder: pathlib.Path, signature: str | None) -> _Endpoint:
+    signatures = getattr(loaded, "signatures", {})
+    call = _call_endpoint(loaded)
+    names = [*sorted(signatures), *([_CALL] if call else [])]
+    if signature is None:
+        # Beside a single signature there may be the `__call__` that it was made of.
+        likely = [_DEFAULT_SIGNATURE, *(signatures if len(signatures) == 1 else []), _CALL]
+        signature = next((name for name in likely if name in names), None)
+    if signature is None or signature not in names:
+        raise ValueError(
+            "The SavedModel does not say which of its functions is the classifier; expected "
+            f"load_classifier(path, signature=...) with one of {names}; received {folder} and "
+            f"signature={signature!r}"
+        )
+    if call is not None and signature == _CALL:
+        return call
+    return _signature_endpoint(signatures[signature], signature, folder)
+
+
+def _signature_endpoint(signature, name: str, folder: pathlib.Path) -> _Endpoint:
+    inputs = signature.structured_input_signature[1]
+    if len(inputs) != 1:
+        raise ValueError(
+            "The SavedModel does not take images alone; expected a signature of one input; "
+            f"received {folder} with signature {name!r} of inputs {sorted(inputs)}"
+        )
+    ((argument, images),) = inputs.items()
+    return _Endpoint(
+        name,
+        lambda batch: signature(**{argument: batch}),
+        images,
+        signature.structured_outputs,
+    )
+
+
+def _call_endpoint(loaded) -> _Endpoint | None:
+    """The saved object's `__call__`, if it takes images and does not have to be in training."""
+    function = getattr(loaded, _CALL, None)
+    for concrete in getattr(function, "concrete_functions", ()):
+        arguments, options = concrete.structured_input_signature
+        values = [*arguments, *options.values()]
+        tensors = [value for value in values if isinstance(value, tf.TensorSpec)]
+        is_training = any(value is True for value in values)
+        if len(tensors) == 1 and tensors[0] is arguments[0] and not is_training:
+            call = functools.partial(_call_with, loaded, arguments[1:], options)
+            return _Endpoint(_CALL, call, tensors[0], concrete.structured_outputs)
+    return None
+
+
+def _call_with(loaded, arguments, options, images):
+    return loaded(images, *arguments, **options)
+
+
+def _check_images(endpoint: _Endpoint, folder: pathlib.Path) -> None:
+    """Raises a ValueError unless the function takes floats, and batches of any size."""
+    spec = endpoint.images
+    received = f"received {folder} whose {endpoint.name!r} takes {spec.dtype.name} {spec.shape}"
+    if not spec.dtype.is_floating:
+        raise ValueError(
+            "The SavedModel does not take floating-point images; expected those, since pixels "
+            f"rounded to integers have no gradient (or choose another signature=...); {received}"
+        )
+    if spec.shape.rank is not None and (spec.shape.rank < 2 or spec.shape[0] is not None):
+        raise ValueError(
+            "The SavedModel does not take batches of any size; expected a first dimension None; "
+            f"{received}"
+        )
+
+
+def _choose_output(endpoint: _Endpoint, folder: pathlib.Path, output: str | None) -> str | None:
+    """The name of the output that holds the logits; None for an only output without a name."""
+    outputs = endpoint.outputs if isinstance(endpoint.outputs, dict) else {None: endpoint.outputs}
+    # Without a name given, "logits" or the only one.
+    likely = [output] if output is not None else [_LOGITS, *(outputs if len(outputs) == 1 else ())]
+    found = [name for name in likely if name in outputs]
+    if not found:
+        raise ValueError(
+            "The SavedModel does not say which of its outputs holds the logits; expected "
+            f"load_classifier(path, output=...) with one of {sorted(outputs, key=str)}; "
+            f"received {folder} and output={output!r}"
+        )
+    logits = outputs[found[0]]
+    shape = getattr(logits, "shape", None)
+    if shape is None or shape.rank not in (None, 2):
+        raise ValueError(
+            "The SavedModel does not return logits; expected one tensor of shape (n, classes); "
+            f"received {folder} whose {endpoint.name!r} returns {logits}"
+        )
+    return found[0]
+
+
+def _unreadable(path: pathlib.Path, expected: str, error: Exception) -> ValueError:
+    reason = textwrap.shorten(str(error) or type(error).__name__, _REASON_LENGTH)
+    return ValueError(f"Cannot load the model; expected {expected}; received {path}: {reason}")
