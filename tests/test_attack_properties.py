@@ -138,7 +138,15 @@ def test_inside_ball_and_bounds(case):
         # A sum of many rounded terms is exact only relative to its size.
         slack = 1e-5 * threat.epsilon if case.norm == "l1" else 1e-6
         assert length.max() <= threat.epsilon + slack
-        np.testing.assert_allclose(result.distance, length, rtol=1e-4, atol=1e-6)
+        found = result.x_nearest.astype(np.float64) - case.images
+        found = np.linalg.norm(found.reshape(EXAMPLES, -1), order, axis=1)
+        reached = np.isfinite(result.distance)
+        np.testing.assert_allclose(result.distance[reached], found[reached], rtol=1e-4, atol=1e-6)
+        if case.attack.minimum_norm:
+            within = result.distance <= threat.epsilon
+            np.testing.assert_array_equal(within, result.success)
+        else:
+            np.testing.assert_array_equal(result.x_nearest, result.x_adv)
         assert not result.non_finite.any()
 
 
@@ -188,14 +196,19 @@ def test_examples_that_are_wrong_from_the_start_are_left_alone(case):
 
 def test_never_weaker_than_its_start(case):
     attack = case.attack
-    if not isinstance(attack, ProjectedGradient):
+    if type(attack) is not ProjectedGradient:
         pytest.skip("starts in its own way")
     right = ~case.clean_wrong()
     images, labels = tf.constant(case.images), tf.constant(case.labels)
     start = attack._start(images, attack._seeds(np.arange(EXAMPLES), 0))
     victim = Victim(case.model)
     margin = victim.head_margin() if attack.margin == "model" else 0.0
-    loss = {"ce": losses.cross_entropy, "cw": losses.cw_margin}[attack.loss]
+    clean = victim.logits(images)
+    loss = {
+        "ce": losses.cross_entropy,
+        "cw": losses.cw_margin,
+        "kl": lambda logits, _labels: losses.kl_divergence(clean, logits),
+    }[attack.loss]
 
     def loss_and_verdict(points):
         logits = victim.logits(points)
@@ -221,17 +234,20 @@ def test_passes_are_counted(case):
     assert steps == (1 if attack.name == "fgsm" else registered_attacks.BUDGET)
     assert held.any()
     # Clean check, K steps, the score of the last iterate, the score of what is returned.
-    np.testing.assert_array_equal(case.result.forward_passes[held], 1 + steps + 1 + 1)
+    scores = 3 + (attack.loss == "kl")
+    np.testing.assert_array_equal(case.result.forward_passes[held], steps + scores)
     np.testing.assert_array_equal(case.result.backward_passes[held], steps)
     spent = case.result.backward_passes[broken]
     assert np.all((spent >= 1) & (spent <= steps))
-    np.testing.assert_array_equal(case.result.forward_passes[broken], spent + 3)
+    np.testing.assert_array_equal(case.result.forward_passes[broken], spent + scores)
 
 
 @pytest.mark.parametrize("name", attacks.names())
 def test_seeds(name):
     model, images, labels = problem("float32")
     attack = build(name, "linf")
+    if hasattr(attack, "use_targets"):
+        attack.use_targets(images, labels)
     first = attack(model, images[::2], labels[::2], example_ids=np.arange(EXAMPLES)[::2])
     whole = attack(model, images, labels)
     # An example is attacked alike alone and among others, when its number is passed.

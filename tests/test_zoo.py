@@ -24,6 +24,13 @@ def seeds_of(attack, count):
     return tf.constant(attack._seeds(np.arange(count), 0))
 
 
+def draws(attack, count, num_steps):
+    """The pixels of all steps, `(num_steps, count, coordinates_per_step)`."""
+    seeds = seeds_of(attack, count)
+    draw = tf.function(lambda step: attack.draw(step, seeds, PIXELS))
+    return np.stack([draw(tf.constant(step)).numpy() for step in range(num_steps)])
+
+
 def penalty_of(x_adv, label, confidence=0.0):
     """Hinge of the margin of `linear`, and its gradient, for one flat image in float64."""
     exact = weights().astype(np.float64)
@@ -76,14 +83,13 @@ def test_partial_derivatives_on_a_linear_model(space, dtype):
 
 def test_coordinates_are_drawn_without_replacement_and_evenly():
     attack = ZOO(L2, num_queries=1000, coordinates_per_step=5)
-    seeds = seeds_of(attack, 20)
-    drawn = np.stack([attack.draw(index, seeds, PIXELS).numpy() for index in range(60)])
+    drawn = draws(attack, 20, 60)
     assert all(len(set(one)) == 5 for one in drawn.reshape(-1, 5))
     shares = np.bincount(drawn.ravel(), minlength=PIXELS) / drawn.size
     np.testing.assert_allclose(shares, 1 / PIXELS, atol=0.02)
     assert not np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[:, 0], drawn[:, 1])
     single = ZOO(L2, num_queries=1000, coordinates_per_step=1)
-    drawn = np.stack([single.draw(index, seeds, PIXELS).numpy() for index in range(60)])
+    drawn = draws(single, 20, 60)
     assert drawn.shape == (60, 20, 1) and set(drawn.ravel()) == set(range(PIXELS))
 
 
@@ -131,6 +137,7 @@ def numpy_version(attack, batch, y, row, drawn, num_steps):
 CASES = {
     "tanh": {"num_queries": 40 * 9},
     "direct": {"num_queries": 40 * 9, "space": "direct", "sigma": 1e-6},
+    "clamped": {"num_queries": 40 * 9, "space": "direct", "sigma": 1e-6, "learning_rate": 0.2},
     "rounds": {"num_queries": 90 * 9, "binary_search_steps": 3, "initial_const": 0.02},
     "single": {"num_queries": 200 * 3, "coordinates_per_step": 1},
     "confident": {"num_queries": 40 * 9, "confidence": 0.3},
@@ -145,7 +152,7 @@ def test_step_by_step(case):
     batch, y = images().astype(np.float64), labels()
     result = attack(linear, batch, y)
     num_steps = attack.num_steps(PIXELS)
-    drawn = [attack.draw(step, seeds_of(attack, 20), PIXELS).numpy() for step in range(num_steps)]
+    drawn = draws(attack, 20, num_steps)
     right = linear(tf.constant(batch)).numpy().argmax(axis=1) == y
     equal, found = [], 0
     for row in np.flatnonzero(right):

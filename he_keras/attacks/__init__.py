@@ -25,6 +25,7 @@ from he_keras.attacks.projected_gradient import (
     AdaptivePGD,
     CWLinf,
     ProjectedGradient,
+    TradesKL,
 )
 from he_keras.attacks.rays import RayS
 from he_keras.attacks.registry import get, names, register
@@ -64,6 +65,7 @@ __all__ = [
     "SPSA",
     "Screen",
     "Square",
+    "TradesKL",
     "Transfer",
     "Victim",
     "ZOO",

@@ -7,7 +7,7 @@ import tensorflow as tf
 from he_keras.attacks.apgd_steps import MomentumSteps, SparseSteps
 from he_keras.attacks.attack import is_wrong
 from he_keras.attacks.gradients import loss_and_gradient
-from he_keras.attacks.survivors import iterate, mask_like
+from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel
 
@@ -125,25 +125,24 @@ class Ascent:
             self.eot_samples,
         )
         loss = tf.cast(loss, images.dtype)
-        # `!=` forgets the rank where one of two batch sizes is unknown.
-        wrong = tf.ensure_shape(is_wrong(logits, labels), [None])
+        wrong = is_wrong(logits, labels)
         state = self._record(index, state, wrong, loss, gradient)
         memory, step_size, restart = self.rule.adapt(index, state, loss, images)
         state = state._replace(memory=memory, step_size=step_size)
-        restart = mask_like(restart, images)
-        point = tf.where(restart, state.best, state.point)
-        gradient = tf.where(restart, state.best_gradient, gradient)
+        best = state.best, state.best_gradient
+        point, gradient = select_rows(restart, best, (state.point, gradient))
         moved = self.rule.move(index, state, point, gradient, images)
         return state._replace(point=moved, previous=point)
 
     def _record(self, index, state: State, wrong, loss, gradient) -> State:
         better = (index == 0) | (loss > state.best_loss)
-        is_better, is_adversarial = mask_like(better, gradient), mask_like(wrong, gradient)
+        best = state.best, state.best_gradient, state.best_loss
+        best, best_gradient, best_loss = select_rows(better, (state.point, gradient, loss), best)
         return state._replace(
-            best=tf.where(is_better, state.point, state.best),
-            best_gradient=tf.where(is_better, gradient, state.best_gradient),
-            best_loss=tf.where(better, loss, state.best_loss),
-            adversarial=tf.where(is_adversarial, state.point, state.adversarial),
+            best=best,
+            best_gradient=best_gradient,
+            best_loss=best_loss,
+            adversarial=select_rows(wrong, state.point, state.adversarial),
             broken=state.broken | wrong,
             ended=state.ended | wrong if self.stop_when_broken else state.ended,
             passes=state.passes + self.eot_samples,

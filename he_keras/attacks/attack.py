@@ -114,6 +114,13 @@ class Attack:
             f"{type(self).__name__} is not an attack; expected a subclass that defines run()"
         )
 
+    def prepare(self, images, labels) -> None:
+        """Sees the first examples of a data set before its batches are attacked.
+
+        An attack that draws on other examples than the one it attacks overrides this, so that the
+        batch size does not decide which; here nothing happens.
+        """
+
     def perturb(self, victim: Victim, images, labels, seeds):
         """Returns projected adversarial images, without gradient, of one run on every example.
 
@@ -310,7 +317,8 @@ def is_wrong(logits, labels):
     """True where the prediction is not the label; logits that are NaN count as wrong."""
     predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
     has_nan = tf.reduce_any(tf.math.is_nan(logits), axis=-1)
-    return has_nan | (predictions != tf.cast(labels, tf.int32))
+    # `!=` would lose the static shape where only one side knows the batch size.
+    return has_nan | tf.not_equal(predictions, tf.cast(labels, tf.int32))
 
 
 def seeds_from_content(images, seed: int):

@@ -28,7 +28,7 @@ from he_keras.attacks.multi_targeted import Found, better, nothing_found, seeds_
 from he_keras.attacks.projected_gradient import checked_start, draw_start
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import AttackResult, Crafted
-from he_keras.attacks.survivors import iterate, mask_like
+from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
 
@@ -114,6 +114,11 @@ class FeatureAttack(Attack):
     def use_targets(self, images, labels) -> None:
         """Draws the targets of later calls from these images, which stay out of the config."""
         self._targets = check_examples(self.threat, images, labels)
+
+    def prepare(self, images, labels) -> None:
+        """Draws the targets from these examples, unless targets were given."""
+        if self._config_targets is None:
+            self.use_targets(images, labels)
 
     def __call__(self, model, images, labels, example_ids=None) -> AttackResult:
         """Attacks `model`, see `Attack.__call__`; every example needs a target of another label."""
@@ -239,7 +244,7 @@ class FeatureAttack(Attack):
         moved = self.threat.project(x_adv + step, tf.repeat(images, copies, axis=0))
         moved = _per_example(moved, copies)
         if self.stop_when_broken:
-            moved = tf.where(mask_like(found.broken, moved), run.copies, moved)
+            moved = select_rows(found.broken, run.copies, moved)
         found = found._replace(
             forward_passes=found.forward_passes + copies,
             backward_passes=found.backward_passes + copies,

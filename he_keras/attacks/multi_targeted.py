@@ -26,7 +26,7 @@ from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.projected_gradient import checked_start, draw_start
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, parse_epsilon
 
@@ -173,7 +173,7 @@ class MultiTargeted(Attack):
             step = self.step_size * self.threat.steepest_step(gradient)
         moved = self.threat.project(run.x_adv + step, images)
         if self.stop_when_broken:
-            moved = tf.where(mask_like(found.broken, moved), run.x_adv, moved)
+            moved = select_rows(found.broken, run.x_adv, moved)
         return _Run(moved, moments, found)
 
     def get_config(self) -> dict:

@@ -28,7 +28,7 @@ from he_keras.attacks.checks import check_number, check_positive_integer, check_
 from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, mask_like
+from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
 
@@ -170,7 +170,7 @@ class ProjectedGradient(Attack):
         step = self.step_size * self.threat.steepest_step(direction)
         moved = self.threat.project(state.x_adv + step, images)
         if self.stop_when_broken:
-            moved = tf.where(mask_like(state.broken, moved), state.x_adv, moved)
+            moved = select_rows(state.broken, state.x_adv, moved)
         return state._replace(
             x_adv=moved,
             forward_passes=state.forward_passes + self.eot_samples,
@@ -195,7 +195,7 @@ class ProjectedGradient(Attack):
             loss = tf.cast(loss, state.best_loss.dtype)
             better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
             state = state._replace(
-                best=tf.where(mask_like(better, state.best), state.x_adv, state.best),
+                best=select_rows(better, state.x_adv, state.best),
                 best_loss=tf.where(better, loss, state.best_loss),
             )
         return state._replace(broken=state.broken | wrong)

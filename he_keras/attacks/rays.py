@@ -90,6 +90,7 @@ class RayS(Attack):
 
     norms = ("linf", "l2")
     minimum_norm = True
+    uses_gradient = False
 
     def __init__(
         self,

@@ -93,6 +93,8 @@ class Square(Attack):
         (True, 0.1)
     """
 
+    uses_gradient = False
+
     def __init__(
         self,
         threat: ThreatModel,

@@ -6,6 +6,8 @@ ended that the next smaller size holds the rest. Ended examples keep their state
 neither compaction nor batch size changes a result.
 """
 
+import math
+
 import tensorflow as tf
 
 _SIZES_PER_BATCH = 8
@@ -87,9 +89,18 @@ def _while(condition, body, index, state):
 
 def select_rows(mask, new, old):
     """Takes each row of a nest of tensors from `new` where `mask`, else from `old`."""
-    return tf.nest.map_structure(
-        lambda one, other: tf.where(mask_like(mask, one), one, other), new, old
-    )
+    return tf.nest.map_structure(lambda one, other: _select(mask, one, other), new, old)
+
+
+def _select(mask, new, old):
+    rank = new.shape.rank
+    if rank <= 2:
+        return tf.where(mask_like(mask, new), new, old)
+    # As matrices: a mask that spreads over several axes makes TensorFlow seven times slower.
+    shape = new.shape[1:]
+    size = math.prod(shape)
+    new, old = (tf.reshape(each, [-1, size]) for each in (new, old))
+    return tf.reshape(tf.where(mask[:, tf.newaxis], new, old), [-1, *shape])
 
 
 def put_rows(tensor, rows, values):

@@ -88,7 +88,6 @@ class Transfer(Attack):
             loss=loss,
             keep=keep,
             stop_when_broken=False,
-            logit_scale=self.logit_scale,
             **start,
         )
         self.num_steps = self.ascent.num_steps

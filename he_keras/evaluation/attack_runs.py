@@ -8,6 +8,9 @@ import numpy as np
 from he_keras.attacks import Attack, Ensemble
 from he_keras.evaluation.examples import Examples
 
+#: Examples that attacks may look at before they begin.
+_SAMPLE_SIZE = 1000
+
 
 @dataclasses.dataclass(frozen=True)
 class AttackRow:
@@ -42,9 +45,12 @@ def run_attack(
 ) -> tuple[AttackRow, np.ndarray]:
     """Returns the attack's line of the report, and the flags "still correct"."""
     unbroken = np.ones(num_examples, bool)
+    sample = examples.first(_SAMPLE_SIZE)
+    for each in getattr(attack, "components", (attack,)):
+        each.prepare(*sample)
     if not isinstance(attack, Ensemble):
         return _run_stage(attack, model, examples, unbroken, show_progress), unbroken
-    warnings = attack.warnings(model, *next(iter(examples)))
+    warnings = attack.warnings(model, *sample)
     stages = []
     for number, component in enumerate(attack.components):
         before = unbroken.sum()

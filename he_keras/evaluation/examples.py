@@ -35,6 +35,16 @@ class Examples:
             rows = slice(first, first + self.batch_size)
             yield images[rows], labels[rows]
 
+    def first(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first examples, or all if there are fewer."""
+        parts: list = []
+        for images, labels in self:
+            parts.append((images, labels))
+            if sum(len(part[1]) for part in parts) >= count:
+                break
+        images, labels = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+        return images, labels
+
     def chosen(self, mask: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         """Yields full batches (positions, images, labels) of the examples where `mask` is True."""
         waiting: list[tuple[np.ndarray, ...]] = []
