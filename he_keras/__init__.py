@@ -25,6 +25,7 @@ from he_keras.adversarial_model import HEAdversarialModel, load_model
 from he_keras.evaluation import evaluate_robustness
 from he_keras.export import export_saved_model
 from he_keras.layers import CosineHead, FeatureNorm
+from he_keras.model_files import load_classifier
 from he_keras.threat import ThreatModel
 from he_keras.version import __version__
 
@@ -42,6 +43,7 @@ __all__ = [
     "experiment",
     "export_saved_model",
     "layers",
+    "load_classifier",
     "load_model",
     "losses",
     "networks",

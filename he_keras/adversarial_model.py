@@ -6,8 +6,6 @@ expects of a model around it: gradients, sample weights, mixed precision, replic
 """
 
 import copy
-import pathlib
-import zipfile
 from typing import Any, NamedTuple
 
 import keras
@@ -18,6 +16,7 @@ from he_keras.attacks.attack import Attack, is_wrong, seeds_from_content
 from he_keras.attacks.checks import check_seed
 from he_keras.attacks.victim import Victim
 from he_keras.layers.cosine_head import CosineHead
+from he_keras.model_files import load_keras_file
 from he_keras.objectives import Objective, Standard, TrainingPass, replicas, training_batch
 from he_keras.threat import ThreatModel
 
@@ -380,12 +379,4 @@ def load_model(path):
         >>> import he_keras as he
         >>> # model = he.load_model("runs/cifar10_small/model.keras")
     """
-    path = pathlib.Path(path)
-    if not path.is_file() or path.suffix != ".keras":
-        raise ValueError(f"No model; expected an existing .keras file; received {path}")
-    try:
-        return keras.saving.load_model(path)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"Cannot load the model; expected a .keras file; received {path}: {error}"
-        ) from error
+    return load_keras_file(path)

@@ -159,7 +159,8 @@ def test_no_weight_and_no_statistic_changes(case):
 def test_success_is_the_models_verdict_on_the_images_returned(case):
     margins = case.margins(case.result.x_adv)
     certain = np.abs(margins) > POLICIES[case.policy]
-    assert certain.mean() > 0.5
+    # Minimum-norm attacks end on the boundary, where rounding decides.
+    assert certain.mean() > (0.1 if case.attack.minimum_norm else 0.5)
     np.testing.assert_array_equal(case.result.success[certain], margins[certain] < 0)
 
 

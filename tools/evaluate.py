@@ -44,6 +44,7 @@ def main(_argv) -> None:
         model = load_classifier(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
         dataset = he.experiment.load_split(config, "test")
         dataset = dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
+        cli.end_at_once_on_interrupt("Interrupted: no report was written.")
         report = he.evaluate_robustness(
             model, dataset, threat, chosen, folder, _BATCH_SIZE.value, show_progress=True
         )

@@ -9,7 +9,12 @@ from he_keras.attacks.attack import Attack
 from he_keras.attacks.autoattack import AutoAttack
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.checks import check_examples
-from he_keras.attacks.cleverhans_bridge import Cleverhans
+from he_keras.attacks.cleverhans_bridge import (
+    Cleverhans,
+    CleverhansCWL2,
+    CleverhansFGSM,
+    CleverhansIterated,
+)
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.ensemble import Ensemble, EnsembleResult
 from he_keras.attacks.fab import FAB
@@ -47,6 +52,9 @@ __all__ = [
     "CWLinf",
     "CarliniWagnerL2",
     "Cleverhans",
+    "CleverhansCWL2",
+    "CleverhansFGSM",
+    "CleverhansIterated",
     "Crafted",
     "DeepFool",
     "Ensemble",

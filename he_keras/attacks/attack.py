@@ -147,7 +147,7 @@ class Attack:
                 f"example_ids do not match; expected integers of shape {labels.shape}; "
                 f"received dtype={ids.dtype}, shape={ids.shape}"
             )
-        self._check_classifier(model, images[: self.batch_size], labels)
+        self.check_model(model, images[: self.batch_size], labels)
         compiled = self._compile(model)
         parts = []
         for first in range(0, len(images), self.batch_size):
@@ -273,8 +273,8 @@ class Attack:
             "x_nearest": select_rows(broken, outcome["x_adv"], x_nearest),
         }
 
-    def _check_classifier(self, model, images, labels) -> None:
-        """Runs the model on a few images: it must return logits that fit the labels."""
+    def check_model(self, model, images, labels) -> None:
+        """Runs the model on a few images: it must return logits that fit labels and attack."""
         images = tf.constant(images[:_PROBE_SIZE])
         # Unscaled: probabilities times a number would no longer look like probabilities.
         logits = Victim(model).logits(images).numpy()

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from he_keras.attacks.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.attack import Attack
-from he_keras.attacks.checks import check_number, check_positive_integer
+from he_keras.attacks.checks import check_number, check_positive_integer, positive_number
 from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.penalty import (
     ConstantSearch,
@@ -37,7 +37,6 @@ from he_keras.attacks.penalty import (
 )
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.settings import positive_number
 from he_keras.attacks.survivors import iterate, mask_like, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel

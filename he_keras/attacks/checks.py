@@ -5,7 +5,7 @@ import numbers
 
 import numpy as np
 
-from he_keras.threat import ThreatModel
+from he_keras.threat import ThreatModel, parse_epsilon
 
 _BOUND_TOLERANCE = 1e-6
 _PROBABILITY_TOLERANCE = 1e-5
@@ -37,6 +37,20 @@ def check_number(name: str, value, minimum: float = -math.inf) -> None:
         raise ValueError(
             f"Invalid {name}; expected a finite number{limit}; received {name}={value!r}"
         )
+
+
+def positive_number(name: str, value) -> float:
+    """Returns a number or a fraction such as "2/255" as a float; it must be above 0."""
+    number = parse_epsilon(value)
+    if isinstance(value, bool) or number <= 0:
+        raise ValueError(f"Invalid {name}; expected a number > 0; received {name}={value!r}")
+    return number
+
+
+def check_choice(name: str, value, choices: tuple[str, ...]) -> None:
+    """Raises a ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"Unknown {name}; expected one of {choices}; received {name}={value!r}")
 
 
 def _is_integer(value) -> bool:

@@ -57,8 +57,8 @@ class _CleverhansAttack(Attack):
             )
         self._compiled_logits: tuple[Any, Any] = (None, None)
 
-    def _check_classifier(self, model, images, labels) -> None:
-        super()._check_classifier(model, images, labels)
+    def check_model(self, model, images, labels) -> None:
+        super().check_model(model, images, labels)
         # cleverhans would go on with a gradient of None.
         loss_and_gradient(
             Victim(model),

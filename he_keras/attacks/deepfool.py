@@ -26,7 +26,7 @@ from he_keras.attacks.checks import check_number, check_positive_integer
 from he_keras.attacks.linearization import nearest_boundary, other_classes
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, mask_like
+from he_keras.attacks.survivors import iterate, mask_like, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel
 
@@ -111,7 +111,7 @@ class DeepFool(Attack):
         inputs = images, labels, candidates
         state = iterate(step, state, inputs, self.num_steps, lambda state: ~state.broken)
         distance = tf.where(state.broken, self.threat.distance(state.x_adv, images), np.inf)
-        x_adv = tf.where(mask_like(state.broken, images), state.x_adv, images)
+        x_adv = select_rows(state.broken, state.x_adv, images)
         return Crafted(x_adv, state.forward_passes, state.backward_passes, distance)
 
     def _step(self, victim, images, labels, candidates, state: _State) -> _State:

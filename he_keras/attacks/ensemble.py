@@ -98,7 +98,7 @@ class Ensemble(Attack):
         """Attacks `model` on `images`; arguments as for every attack."""
         images, labels = check_examples(self.threat, images, labels)
         ids = np.arange(len(labels)) if example_ids is None else np.asarray(example_ids)
-        self._check_classifier(model, images[: self.batch_size], labels)
+        self.check_model(model, images[: self.batch_size], labels)
         warnings = self.warnings(model, images, labels)
         best: AttackResult | None = None
         rows = np.arange(len(labels))
@@ -124,6 +124,12 @@ class Ensemble(Attack):
         return EnsembleResult(
             **columns, stages=tuple(stages), broken_by=broken_by, warnings=tuple(warnings)
         )
+
+    def check_model(self, model, images, labels) -> None:
+        """Checks what the ensemble and each of its attacks need."""
+        super().check_model(model, images, labels)
+        for attack in self.components:
+            attack.check_model(model, images, labels)
 
     def warnings(self, model, images, labels) -> list[str]:
         """Returns what speaks against attacking this model by gradients."""

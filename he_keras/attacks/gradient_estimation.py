@@ -29,12 +29,16 @@ import tensorflow as tf
 from he_keras import losses
 from he_keras.attacks.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_positive_integer, check_threat
+from he_keras.attacks.checks import (
+    check_choice,
+    check_positive_integer,
+    check_threat,
+    positive_number,
+)
 from he_keras.attacks.queries import IMAGES_AT_ONCE, map_groups, seed_per_example
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.settings import check_choice, positive_number
-from he_keras.attacks.survivors import iterate, mask_like
+from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel
 
@@ -83,6 +87,8 @@ class GradientEstimation(Attack):
         >>> [round(float(pixel), 3) for pixel in result.x_adv[0]]
         [0.4, 0.4]
     """
+
+    uses_gradient = False
 
     def __init__(
         self,
@@ -166,7 +172,7 @@ class GradientEstimation(Attack):
             loss = tf.cast(self._loss(logits, labels), state.best_loss.dtype)
             better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
             state = state._replace(
-                best=tf.where(mask_like(better, state.best), state.x_adv, state.best),
+                best=select_rows(better, state.x_adv, state.best),
                 best_loss=tf.where(better, loss, state.best_loss),
             )
         return state._replace(broken=state.broken | wrong, passes=state.passes + 1)

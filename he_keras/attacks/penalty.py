@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks.attack import is_wrong
-from he_keras.attacks.survivors import mask_like
+from he_keras.attacks.survivors import select_rows
 from he_keras.threat import ThreatModel
 
 #: Rounds from which the last one repeats the best constant instead of trying a new one.
@@ -115,7 +115,7 @@ def record(search: ConstantSearch, adversarial, x_adv, distance) -> ConstantSear
     nearer = adversarial & (distance < search.best_distance)
     return search._replace(
         found=search.found | adversarial,
-        best=tf.where(mask_like(nearer, x_adv), x_adv, search.best),
+        best=select_rows(nearer, x_adv, search.best),
         best_distance=tf.where(nearer, distance, search.best_distance),
     )
 

@@ -59,6 +59,9 @@ class Transfer(Attack):
         >>> # attack(model, images, labels).robust_accuracy
     """
 
+    #: None of the target, that is.
+    uses_gradient = False
+
     def __init__(
         self,
         threat: ThreatModel,
@@ -103,10 +106,11 @@ class Transfer(Attack):
         passes = tf.zeros_like(labels)
         return Crafted(x_adv, passes, passes)
 
-    def _check_classifier(self, model, images, labels) -> None:
-        super()._check_classifier(model, images, labels)
+    def check_model(self, model, images, labels) -> None:
+        """Checks the target, and that the substitute takes the same images."""
+        super().check_model(model, images, labels)
         try:
-            super()._check_classifier(self.substitute.model, images, labels)
+            super().check_model(self.substitute.model, images, labels)
         except (ValueError, TypeError, tf.errors.OpError) as error:
             # Keras writes its own errors in bold, over many lines.
             reason = textwrap.shorten(_BOLD.sub("", str(error)), _REASON_LENGTH)

@@ -51,6 +51,9 @@ class Victim:
                 "(n, classes); wrap other code in tf.numpy_function for attacks that need no "
                 f"gradient; received {logits!r:.100}"
             )
+        if logits.shape.rank is None:
+            # What `tf.numpy_function` returns.
+            logits = tf.ensure_shape(logits, [None, None])
         return self._scaled(logits)
 
     def features(self, images):

@@ -32,7 +32,12 @@ import tensorflow as tf
 
 from he_keras.attacks.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.attack import Attack
-from he_keras.attacks.checks import check_number, check_positive_integer
+from he_keras.attacks.checks import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    positive_number,
+)
 from he_keras.attacks.penalty import (
     ConstantSearch,
     DirectSpace,
@@ -46,7 +51,6 @@ from he_keras.attacks.penalty import (
 from he_keras.attacks.queries import map_groups, seed_per_example
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
-from he_keras.attacks.settings import check_choice, positive_number
 from he_keras.attacks.survivors import iterate
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel
@@ -99,6 +103,7 @@ class ZOO(Attack):
 
     norms = ("l2", "linf")
     minimum_norm = True
+    uses_gradient = False
 
     def __init__(
         self,

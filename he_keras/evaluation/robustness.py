@@ -54,24 +54,28 @@ class RobustnessReport:
 
     def table(self) -> str:
         """Returns the report as a text table."""
-        lines = [f"{'attack':<24}{'accuracy':>10}{'seconds':>10}{'forward':>10}{'backward':>10}"]
-        lines.append(f"{'(clean)':<24}{self.clean_accuracy:>10.2%}")
-        for row in self.rows:
-            lines += [_line(stage, indent="  ") for stage in row.stages]
-            lines.append(_line(row))
-        lines.append(f"{'(worst case)':<24}{self.worst_case:>10.2%}   n = {self.num_examples}")
+        shown = [(name, row) for row in self.rows for name, row in _named(row)]
+        width = max(24, *(len(name) + 1 for name, _ in shown))
+        lines = [
+            f"{'attack':<{width}}{'accuracy':>10}{'seconds':>10}{'forward':>10}{'backward':>10}",
+            f"{'(clean)':<{width}}{self.clean_accuracy:>10.2%}",
+        ]
+        for name, row in shown:
+            lines.append(
+                f"{name:<{width}}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
+                f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
+            )
+        lines.append(f"{'(worst case)':<{width}}{self.worst_case:>10.2%}   n = {self.num_examples}")
         lines += [f"note ({row.name}): {row.note}" for row in self.rows if row.note]
         lines += [f"WARNING ({row.name}): {text}" for row in self.rows for text in row.warnings]
         return "\n".join(lines)
 
 
-def _line(row: AttackRow, indent: str = "") -> str:
+def _named(row: AttackRow) -> list[tuple[str, AttackRow]]:
+    """A row and those of its stages, with the names that the table shows."""
     scale = row.settings.get("logit_scale", "model")
-    name = indent + (row.name if scale == "model" else f"{row.name} [scale {scale}]")
-    return (
-        f"{name:<24}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
-        f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
-    )
+    name = row.name if scale == "model" else f"{row.name} [scale {scale}]"
+    return [(f"  {stage.name}", stage) for stage in row.stages] + [(name, row)]
 
 
 def evaluate_robustness(
@@ -110,12 +114,13 @@ def evaluate_robustness(
         >>> report.clean_accuracy, report.worst_case
         (1.0, 0.5)
     """
-    chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
-    chosen = _with_scale_free(chosen, threat, batch_size)
-    _check_names([attack.name for attack in chosen])
+    chosen = _chosen(attacks, threat, batch_size, options)
     checked = Examples(threat, examples, batch_size)
     folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
     labels, clean = classify(Victim(model), checked)
+    sample = checked.first(batch_size)
+    for attack in chosen:
+        attack.check_model(model, *sample)
     correct, rows = {"clean": clean}, []
     for attack in chosen:
         row, correct[attack.name] = run_attack(attack, model, checked, len(labels), show_progress)
@@ -126,12 +131,17 @@ def evaluate_robustness(
     return report
 
 
-def _check_names(names: list[str]) -> None:
+def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> list[Attack]:
+    """The attacks to run, with different names and one that ignores the scale of the logits."""
+    chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
+    chosen = _with_scale_free(chosen, threat, batch_size)
+    names = [attack.name for attack in chosen]
     if len({"clean", "labels", *names}) != len(names) + 2:
         raise ValueError(
             "Attacks must have different names; expected no repeats, nor 'clean' or 'labels'; "
             f"received {names}"
         )
+    return chosen
 
 
 def _summary(correct: dict, rows: list[AttackRow], threat: ThreatModel) -> RobustnessReport:
@@ -171,6 +181,8 @@ def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
 
 def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Attack]:
     single = [each for attack in chosen for each in getattr(attack, "components", (attack,))]
+    # What is computed on another model says nothing about this one's gradients.
+    single = [attack for attack in single if attack.uses_gradient]
     losses = [getattr(attack, "loss", None) for attack in single]
     rescaled = any(
         attack.logit_scale != "model" and loss in ("ce", "kl")
