@@ -17,7 +17,7 @@ import tensorflow as tf
 
 NORMS = ("linf", "l2", "l1")
 _NORM_FLOOR = 1e-12
-_BISECTION_STEPS = 28
+_BISECTION_STEPS = 40
 
 
 def parse_epsilon(value: float | int | str) -> float:

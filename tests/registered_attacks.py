@@ -40,7 +40,8 @@ def build(name, threat, **options):
     base = base_name(name)
     options = {**OPTIONS.get(base, {}), **options}
     if base == "transfer":
-        return attacks.get(f"transfer:{substitute()}", threat, num_steps=BUDGET, **options)
+        options = {"num_steps": BUDGET, "step_size": 0.001, **options}
+        return attacks.get(f"transfer:{substitute()}", threat, **options)
     if base == "cleverhans":
         return attacks.get("cleverhans:pgd", threat, num_steps=BUDGET, **options)
     budgeted = {"num_queries", "num_steps"} & set(options)

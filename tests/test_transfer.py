@@ -27,6 +27,8 @@ from he_keras.attacks import MIM, PGD
 from he_keras.attacks.transfer import Transfer
 
 PROTOCOL = {"keep": "last", "stop_when_broken": False}
+#: The papers' protocol: also what the target gets wrong from the start.
+to_the_end = functools.partial(Transfer, stop_when_broken=False)
 
 
 @functools.cache
@@ -69,7 +71,7 @@ METHODS = {
 def test_the_images_are_those_of_the_attack_on_the_substitute(path, norm, name):
     build, options = METHODS[name]
     threat = he.ThreatModel(norm, 0.05 if norm == "linf" else 0.3)
-    attack = Transfer(threat, path, 6, method=name[:3], seed=3, **options)
+    attack = to_the_end(threat, path, 6, method=name[:3], seed=3, **options)
     result = attack(target, images(), labels())
     direct = build(threat, 6, seed=3, **{**PROTOCOL, **options})(linear, images(), labels())
     np.testing.assert_allclose(result.x_adv, direct.x_adv, atol=1e-6)
@@ -84,11 +86,11 @@ def test_the_images_are_those_of_the_attack_on_the_substitute(path, norm, name):
 
 def test_every_image_is_attacked_to_the_end(path):
     """Also those that substitute or target get wrong from the start."""
-    result = Transfer(THREAT, path, 10, random_start=False)(target, images(), labels())
+    result = to_the_end(THREAT, path, 10, random_start=False)(target, images(), labels())
     wrong = linear(images()).numpy().argmax(1) != labels()
     assert wrong.any() and np.any(target(images()).numpy().argmax(1) != labels())
     np.testing.assert_allclose(result.distance, 0.05, atol=1e-6)
-    stopping = Transfer(THREAT, path, 10, random_start=False, stop_when_broken=True)
+    stopping = Transfer(THREAT, path, 10, random_start=False)
     rested = stopping(target, images(), labels())
     left_alone = target(images()).numpy().argmax(1) != labels()
     np.testing.assert_array_equal(rested.x_adv[left_alone], images()[left_alone])
@@ -96,29 +98,29 @@ def test_every_image_is_attacked_to_the_end(path):
 
 
 def test_passes_are_those_through_the_target(path):
-    result = Transfer(THREAT, path)(target, images(), labels())
+    result = to_the_end(THREAT, path)(target, images(), labels())
     np.testing.assert_array_equal(result.forward_passes, 2)
     np.testing.assert_array_equal(result.backward_passes, 0)
     counting = Counting(lambda batch: target(batch))
-    Transfer(THREAT, path)(counting, images(), labels())
+    to_the_end(THREAT, path)(counting, images(), labels())
     assert counting.calls == 3  # The probe, and one trace each of the clean and the final score.
 
 
 def test_the_target_needs_no_gradient(path):
-    attack = Transfer(THREAT, path)
+    attack = to_the_end(THREAT, path)
     result = attack(hard, images(), labels())
     np.testing.assert_array_equal(result.success, attack(target, images(), labels()).success)
     assert result.success.any() and not result.success.all()
 
 
 def test_seed_and_numbers_of_the_examples_decide_the_start(path):
-    whole = Transfer(THREAT, path)(target, images(), labels())
-    batches = Transfer(THREAT, path, batch_size=3)(target, images(), labels())
+    whole = to_the_end(THREAT, path)(target, images(), labels())
+    batches = to_the_end(THREAT, path, batch_size=3)(target, images(), labels())
     np.testing.assert_allclose(whole.x_adv, batches.x_adv, atol=1e-6)
-    part = Transfer(THREAT, path)(target, images()[5:9], labels()[5:9], np.arange(5, 9))
+    part = to_the_end(THREAT, path)(target, images()[5:9], labels()[5:9], np.arange(5, 9))
     np.testing.assert_allclose(whole.x_adv[5:9], part.x_adv, atol=1e-6)
-    other = Transfer(THREAT, path, 1, 0.001, seed=1)(target, images(), labels())
-    one = Transfer(THREAT, path, 1, 0.001)(target, images(), labels())
+    other = to_the_end(THREAT, path, 1, 0.001, seed=1)(target, images(), labels())
+    one = to_the_end(THREAT, path, 1, 0.001)(target, images(), labels())
     assert np.abs(other.x_adv - one.x_adv).max(axis=(1, 2, 3)).min() > 1e-3
 
 
@@ -128,7 +130,7 @@ def test_the_scale_is_the_substitutes(tmp_path):
     options = {"num_steps": 1, "step_size": 0.02, "random_start": False}
     threat = he.ThreatModel("l2", 0.05)
     for scale in ("model", "unit"):
-        result = Transfer(threat, tmp_path, logit_scale=scale, **options)(
+        result = to_the_end(threat, tmp_path, logit_scale=scale, **options)(
             target, images(), labels()
         )
         direct = PGD(threat, logit_scale=scale, **options, **PROTOCOL)
@@ -154,6 +156,7 @@ def test_stored_images_of_the_linear_model_against_the_he_model(tmp_path, attack
         method=attack[:3],
         step_size="2/255",
         random_start=False,
+        stop_when_broken=False,
     )
     he_model = golden_models.classifier("he")
     result = transfer(he_model, golden_models.images(), golden_models.labels())
@@ -180,7 +183,7 @@ def test_name_and_configuration(path):
     assert again.get_config() == attack.get_config()
     first, second = (each(target, images(), labels()) for each in (attack, again))
     np.testing.assert_array_equal(first.x_adv, second.x_adv)
-    assert Transfer(THREAT, path).random_start is True
+    assert to_the_end(THREAT, path).random_start is True
     assert again.random_start is False
     assert "transfer:PATH" in attacks.names()
 
@@ -227,6 +230,6 @@ def test_a_substitute_that_does_not_fit_is_named(tmp_path, kind, reason):
     save_substitute(tmp_path, kind)
     message = f"The substitute does not fit; expected .*; received {tmp_path}: .*{reason}"
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        Transfer(THREAT, tmp_path)(target, images(), labels())
+        to_the_end(THREAT, tmp_path)(target, images(), labels())
     with pytest.raises(ValueError, match=r"^Label outside the classes; expected 0\.\.1"):
-        Transfer(THREAT, tmp_path)(lambda batch: target(batch)[:, :2], images(), labels())
+        to_the_end(THREAT, tmp_path)(lambda batch: target(batch)[:, :2], images(), labels())

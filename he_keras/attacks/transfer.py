@@ -8,8 +8,8 @@ high accuracy under it proves little.
 Passes in the result are passes through the target: the scoring, no gradient. The `num_steps`
 forward and backward passes through the substitute show in the running time only.
 
-Deviations: none from the papers' protocol with the defaults. They attack every image, also those
-that either model gets wrong from the start, and choose nothing by success.
+Deviation from the papers' protocol: images that the target gets wrong from the start count as
+broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is chosen by success.
 """
 
 import re
@@ -47,8 +47,8 @@ class Transfer(Attack):
         random_start: see `ProjectedGradient`; default True for "pgd" and False for "mim".
         loss: the substitute's loss to increase, see `ProjectedGradient`.
         logit_scale: scale of the substitute's logits, see `Victim`.
-        stop_when_broken: True leaves images alone that the target misclassifies from the start.
-            The substitute's verdicts never stop anything.
+        stop_when_broken: True leaves images alone that the target misclassifies from the start;
+            False attacks them too, as the papers do. The substitute's verdicts never stop anything.
         keep: "last", or "best" for the iterate that is strongest on the substitute.
         **kwargs: see `Attack`. With `num_restarts` above 1 the target's verdict chooses among the
             restarts.
@@ -71,12 +71,11 @@ class Transfer(Attack):
         method: str = "pgd",
         random_start: bool | float | str | None = None,
         loss: str = "ce",
-        stop_when_broken: bool = False,
         keep: str = "last",
         name: str = "transfer",
         **kwargs,
     ) -> None:
-        super().__init__(threat, stop_when_broken=stop_when_broken, keep=keep, name=name, **kwargs)
+        super().__init__(threat, keep=keep, name=name, **kwargs)
         if method not in _METHODS:
             raise ValueError(
                 f"Unknown method; expected one of {tuple(_METHODS)}; received method={method!r}"
