@@ -1,20 +1,4 @@
-"""The l2 attack of Carlini & Wagner: the nearest adversarial image, by a penalty and Adam.
-
-Paper: "Towards Evaluating the Robustness of Neural Networks", 2017. It needs logits and their
-gradients. For each example it minimises `|x' - x|^2 + const * max(margin + confidence, 0)` over
-`x' = centre + half_width * tanh(variable)` with Adam, in `binary_search_steps` rounds, each from
-the image itself with a fresh Adam and another constant: ten times the last one until a round finds
-an adversarial image, then by bisection. The nearest adversarial image of all rounds is returned.
-
-Cost: `num_steps * binary_search_steps` forward and backward passes, 2,700 by default; a round's
-last step is not evaluated. On the two small networks of the tests the mean distance is 2 to 3 %
-larger with 100 steps and half a percent smaller with 1,000; `abort_early` saves two thirds of the
-passes for 0.3 % of the mean distance, but single examples lose much more.
-
-Deviations from the authors' code: with `abort_early` an example gives up a round, and begins its
-next one, when its own objective stalls, where theirs looks at the sum over the batch, so that
-examples influence each other; the default runs all steps.
-"""
+"""The l2 attack of Carlini & Wagner: the nearest adversarial image, by a penalty and Adam."""
 
 import math
 from typing import Any, NamedTuple
@@ -59,7 +43,23 @@ class _State(NamedTuple):
 @register("cw-l2", budget="num_steps")
 @keras.saving.register_keras_serializable(package="he_keras")
 class CarliniWagnerL2(Attack):
-    """Minimum-norm attack in l2.
+    """Minimum-norm attack in l2, by a penalty and Adam.
+
+    For each example it minimises `|x' - x|^2 + const * max(margin + confidence, 0)` over
+    `x' = centre + half_width * tanh(variable)` with Adam, in `binary_search_steps` rounds, each
+    from the image itself with a fresh Adam and another constant: ten times the last one until a
+    round finds an adversarial image, then by bisection. The nearest adversarial image of all rounds
+    is returned.
+
+    Paper: Carlini & Wagner 2017, "Towards evaluating the robustness of neural networks".
+    Assumes: logits with a useful gradient in the images.
+    Cost: `num_steps * binary_search_steps` forward and backward passes, 2,700 by default; a round's
+        last step is not evaluated. On the two small networks of the tests the mean distance is 2 to
+        3 % larger with 100 steps and half a percent smaller with 1,000; `abort_early` saves two
+        thirds of the passes for 0.3 % of the mean distance, but single examples lose much more.
+    Deviations: from the authors' code: with `abort_early` an example gives up a round, and begins
+        its next one, when its own objective stalls, where theirs looks at the sum over the batch,
+        so that examples influence each other; the default runs all steps.
 
     Args:
         threat: the threat model, of norm l2; epsilon only decides what counts as a success.

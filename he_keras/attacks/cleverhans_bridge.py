@@ -1,21 +1,4 @@
-"""The attacks of the cleverhans library, scored and reported like the others.
-
-`get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`. The
-library (4.0.0) is imported when such an attack is built. What runs with Keras 3:
-
-* "fgsm", "bim", "pgd", "madry", "mim": as they are. They return the last iterate and never stop
-  early; of examples, only those that are misclassified from the start are left out.
-* "cw-l2": with an optimizer that answers to the names it calls (`optimizer.variables()` was a
-  method in Keras 2), and one image at a time: its search for the trade-off multiplies an array of
-  the images' shape by one number per image. It gives the trade-off to every pixel, so that
-  `initial_const` weighs as many times more as an image has pixels.
-* "spsa": not at all. It hands `lr` to a Keras optimizer, which Keras 3 refuses.
-
-Meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images,
-faster. A random start (`random_start`, off by default except in "madry") is drawn by cleverhans
-from TensorFlow's global seed: `seed` has no influence on it, nor is it the same for every batch
-size. Cost: one forward and backward pass per step; cw-l2 up to `binary_search_steps * num_steps`.
-"""
+"""The attacks of the cleverhans library, scored and reported like the others."""
 
 import importlib
 from typing import Any
@@ -302,7 +285,35 @@ class _Adam:
 
 @register("cleverhans", argument="attack")
 def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
-    """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20"."""
+    """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20".
+
+    `get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`. The
+    library (4.0.0) is imported when such an attack is built. What runs with Keras 3:
+
+    * "fgsm", "bim", "pgd", "madry", "mim": as they are. They return the last iterate and never stop
+      early; of examples, only those that are misclassified from the start are left out.
+    * "cw-l2": with an optimizer that answers to the names it calls (`optimizer.variables()` was a
+      method in Keras 2), and one image at a time: its search for the trade-off multiplies an array
+      of the images' shape by one number per image. It gives the trade-off to every pixel, so that
+      `initial_const` weighs as many times more as an image has pixels.
+    * "spsa": not at all. It hands `lr` to a Keras optimizer, which Keras 3 refuses.
+
+    Meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images,
+    faster.
+
+    Paper: Papernot et al. 2018, "Technical report on the CleverHans v2.1.0 adversarial examples
+        library"; for each attack, see the one of the same name in this package.
+    Assumes: logits with a useful gradient in the images.
+    Cost: one forward and backward pass per step; cw-l2 up to `binary_search_steps * num_steps`.
+    Deviations: cw-l2 as said above. A random start (`random_start`, off by default except in
+        "madry") is drawn by cleverhans from TensorFlow's global seed: `seed` has no influence on
+        it, nor is it the same for every batch size.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("cleverhans:pgd-20", he.ThreatModel()).num_steps
+        20
+    """
     base, _, number = attack.lower().rpartition("-")
     if number.isdigit():
         if options.get("num_steps", int(number)) != int(number):

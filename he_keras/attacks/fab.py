@@ -1,23 +1,4 @@
-"""FAB and FAB-T: the nearest adversarial image, by projections onto linearised boundaries.
-
-Paper: Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary
-attack". Each iteration linearises the decision boundary at the current point, projects both the
-current point and the clean image onto it within the pixel bounds, goes a little beyond a mixture of
-the two projections, and, where that is misclassified, back towards the clean image. FAB takes the
-nearest boundary of all classes, FAB-T that of one target class after another.
-
-It assumes logits that are differentiable in the image; their scale does not matter. Strong where
-cross-entropy attacks meet vanishing gradients; useless against gradients that are masked. It looks
-for the nearest adversarial image whatever epsilon: one run gives robust accuracy at every radius.
-
-Deviations from the authors' code: the projections are computed otherwise (see
-`hyperplane_projection`), so rounding differs; FAB compares C - 1 boundaries one after the other
-instead of storing the gradients of all classes; restarts repeat all targets in turn, not each
-target; the scale of tiny gradients is kept.
-
-Cost per iteration: FAB 2 forward and C - 1 backward passes, FAB-T 2 forward passes and 1 backward
-pass for each target, plus one forward pass that ranks the targets.
-"""
+"""FAB and FAB-T: the nearest adversarial image, by projections onto linearised boundaries."""
 
 import math
 from typing import Any, NamedTuple
@@ -54,7 +35,25 @@ class _State(NamedTuple):
 @register("fab", budget="num_steps")
 @keras.saving.register_keras_serializable(package="he_keras")
 class FAB(Attack):
-    """Fast adaptive boundary attack.
+    """Fast adaptive boundary attack: looks for the nearest adversarial image, whatever epsilon.
+
+    Each iteration linearises the decision boundary at the current point, projects both the current
+    point and the clean image onto it within the pixel bounds, goes a little beyond a mixture of the
+    two projections, and, where that is misclassified, back towards the clean image. FAB takes the
+    nearest boundary of all classes; with `num_targets` (FAB-T) that of one target class after
+    another. One run gives robust accuracy at every radius.
+
+    Paper: Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive
+        boundary attack".
+    Assumes: logits that are differentiable in the image; their scale does not matter. Strong where
+        cross-entropy attacks meet vanishing gradients; useless against gradients that are masked.
+    Cost: 2 forward and C - 1 backward passes per iteration for C classes. With `num_targets`: 2
+        forward passes and 1 backward pass per iteration and target, plus one forward pass that
+        ranks the targets.
+    Deviations: from the authors' code: the projections are computed otherwise (see
+        `hyperplane_projection`), so rounding differs; FAB compares C - 1 boundaries one after the
+        other instead of storing the gradients of all classes; restarts repeat all targets in turn,
+        not each target; the scale of tiny gradients is kept.
 
     Args:
         threat: the threat model; epsilon decides what counts as success, and the length of random
@@ -225,7 +224,19 @@ class FAB(Attack):
 
 @register("fab-t", budget="num_steps")
 def FABT(threat: ThreatModel, num_targets: int = 9, **options) -> FAB:
-    """FAB against one target class after another: cheaper than FAB where there are many classes."""
+    """FAB against one target class after another: cheaper than FAB where there are many classes.
+
+    Paper: Croce & Hein 2020, see `FAB`.
+    Assumes: logits that are differentiable in the image, whatever their scale.
+    Cost: 2 forward passes and 1 backward pass per iteration and target (9 targets, or all wrong
+        classes if fewer), plus one forward pass that ranks the targets.
+    Deviations: those of `FAB`: among them, restarts repeat all targets in turn.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("fab-t-50", he.ThreatModel()).num_targets
+        9
+    """
     return FAB(threat, **{"num_targets": num_targets, "name": "fab-t", **options})
 
 

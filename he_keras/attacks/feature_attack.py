@@ -1,18 +1,4 @@
-"""Feature attack: moves an image's features towards those of images of other classes.
-
-There is no paper; the code is github.com/Line290/FeatureAttack, and the HE paper's Table 2 has a
-column for it, without its settings. For each target image t a copy of the attacked image descends
-`max(1 - cos(phi(x'), phi(t)), 0)`, phi the input of the classifier's head; the attack succeeds if
-any copy is misclassified on its way. The loss knows neither the features' length nor the head.
-
-Needs features. Cost: `num_targets * (num_steps + 2)` forward and `num_targets * num_steps` backward
-passes: one forward pass for each target image, one that scores each last iterate.
-
-Deviations from the released code: the last iterate is scored too (the released loop ends with a
-step that it never checks); targets are tried `targets_at_once` at a time, 1 by default, so that
-memory stays that of one batch (released: 100 at once, which changes only when a search ends); by
-default the iterate with the smallest margin is returned where none is misclassified.
-"""
+"""Feature attack: moves an image's features towards those of images of other classes."""
 
 from typing import Any, NamedTuple
 
@@ -47,10 +33,26 @@ class _Run(NamedTuple):
 class FeatureAttack(Attack):
     """Descends the cosine distance to the features of images with other labels.
 
+    For each target image t a copy of the attacked image descends
+    `max(1 - cos(phi(x'), phi(t)), 0)`, phi the input of the classifier's head; the attack succeeds
+    if any copy is misclassified on its way. The loss knows neither the features' length nor the
+    head.
+
     The targets of an example are drawn with replacement from the images with another label among
     the target images: those given here or to `use_targets`, else the examples of the call. Draws
     depend on the seed and the example's number, so that the batch size changes nothing, but on the
     set of target images too: to attack a data set in parts, give the targets.
+
+    Paper: none; the code is github.com/Line290/FeatureAttack, and the HE paper (Pang et al. 2020)
+        has a column for it in its Table 2, without its settings.
+    Assumes: a model with features in front of its head, and useful gradients of these.
+    Cost: `num_targets * (num_steps + 2)` forward and `num_targets * num_steps` backward passes: one
+        forward pass for each target image, one that scores each last iterate.
+    Deviations: from the released code: the last iterate is scored too (the released loop ends with
+        a step that it never checks); targets are tried `targets_at_once` at a time, 1 by default,
+        so that memory stays that of one batch (released: 100 at once, which changes only when a
+        search ends); by default the iterate with the smallest margin is returned where none is
+        misclassified.
 
     Args:
         threat: the threat model.

@@ -1,16 +1,4 @@
-"""PGD with feature normalisation in the attack only (HE paper, Eq. 12 and Table 7).
-
-The victim is a trained network with ordinary logits `W phi(x) + b`. The attack ascends
-`CE(W phi(x') / |phi(x')|, y)`: features normalised, weights as they are, no bias, no scale. The
-normalisation turns the gradient along the sphere, where it can change the direction of the features
-and nothing else. Whether an image is misclassified is decided by the victim's own logits.
-
-Needs features and a head of type `Dense` (or `CosineHead`, whose kernel is taken as stored). Cost:
-as PGD, `num_steps` forward and backward passes and one forward pass to score the last iterate.
-
-Deviations: the paper states neither step size nor start, so they are PGD's; by default the iterate
-with the highest loss is returned and broken examples are dropped, as `ProjectedGradient` explains.
-"""
+"""PGD with feature normalisation in the attack only."""
 
 from typing import Any, NamedTuple
 
@@ -50,6 +38,21 @@ class _NormalizingVictim:
 @register("fn-pgd", budget="num_steps")
 class FeatureNormPGD(ProjectedGradient):
     """PGD on the cross-entropy of a victim's head applied to normalised features.
+
+    The victim is a trained network with ordinary logits `W phi(x) + b`. The attack ascends
+    `CE(W phi(x') / |phi(x')|, y)`: features normalised, weights as they are, no bias, no scale. The
+    normalisation turns the gradient along the sphere, where it can change the direction of the
+    features and nothing else. Whether an image is misclassified is decided by the victim's own
+    logits.
+
+    Paper: Pang et al. 2020, the HE paper, Eq. 12 and Table 7.
+    Assumes: features and a head of type `Dense` (or `CosineHead`, whose kernel is taken as stored),
+        and a useful gradient of the features.
+    Cost: as PGD, `num_steps` forward and backward passes and one forward pass to score the last
+        iterate.
+    Deviations: the paper states neither step size nor start, so they are PGD's; by default the
+        iterate with the highest loss is returned and broken examples are dropped, as
+        `ProjectedGradient` explains.
 
     Args:
         threat: the threat model.

@@ -1,22 +1,4 @@
-"""SPSA and NES: ascent along a gradient estimated from the logits at pairs of images.
-
-Papers: SPSA, Uesato et al. 2018; NES, Ilyas et al. 2018; both as in the HE paper, Eq. 23. They need
-logits only. Each step estimates the gradient of the loss at the current image `x` as the mean over
-`num_samples` random directions `u` of `(loss(x + sigma u) - loss(x - sigma u)) / (2 sigma) * u`,
-with `u` of random signs (SPSA) or standard normal (NES), then ascends: one step of Adam (SPSA), or
-of length `step_size` along the steepest direction of the norm, in linf the sign (NES). The result
-is projected and checked.
-
-Cost: `2 * num_samples + 1` forward passes per step, 257 by default; without the check one fewer
-(`keep="last"` and `stop_when_broken=False`). About 256 images exist at a time.
-
-Deviations: the HE paper prints an ascent on the margin, where its loss falls towards success; here
-the default loss is the negative margin, which rises. Every example has its own directions, where
-advertorch and torchattacks share them within a batch. Its 20, 50 and 80 steps, 128 directions and
-sigma of 0.001 are kept; its step size is not stated. As in all of these tools, the images asked for
-may leave the pixel bounds by sigma. Differences of a model that computes in 16 bits are mostly
-rounding at this sigma: take a larger one there.
-"""
+"""SPSA and NES: ascent along a gradient estimated from the logits at pairs of images."""
 
 import functools
 import math
@@ -63,6 +45,24 @@ class _State(NamedTuple):
 @keras.saving.register_keras_serializable(package="he_keras")
 class GradientEstimation(Attack):
     """Iterated ascent along an estimated gradient, with projection.
+
+    Each step estimates the gradient of the loss at the current image `x` as the mean over
+    `num_samples` random directions `u` of
+    `(loss(x + sigma u) - loss(x - sigma u)) / (2 sigma) * u`, with `u` of random signs (SPSA) or
+    standard normal (NES), then ascends: one step of Adam (SPSA), or of length `step_size` along the
+    steepest direction of the norm, in linf the sign (NES). The result is projected and checked.
+
+    Paper: Uesato et al. 2018 (`SPSA`), Ilyas et al. 2018 (`NES`); both as in the HE paper (Pang et
+        al. 2020), Eq. 23.
+    Assumes: logits only, precise enough for their differences: those of a model that computes in 16
+        bits are mostly rounding at the default sigma; take a larger one there.
+    Cost: `2 * num_samples + 1` forward passes per step, 257 by default; without the check one fewer
+        (`keep="last"` and `stop_when_broken=False`). About 256 images exist at a time.
+    Deviations: the HE paper prints an ascent on the margin, where its loss falls towards success;
+        here the default loss is the negative margin, which rises. Every example has its own
+        directions, where advertorch and torchattacks share them within a batch. The HE paper's 20,
+        50 and 80 steps, 128 directions and sigma of 0.001 are kept; its step size is not stated. As
+        in all of these tools, the images asked for may leave the pixel bounds by sigma.
 
     Args:
         threat: the threat model.
@@ -249,13 +249,36 @@ class GradientEstimation(Attack):
 
 @register("spsa", budget="num_steps")
 def SPSA(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimation:
-    """Random signs as directions, and Adam."""
+    """Random signs as directions, and Adam.
+
+    Paper: Uesato et al. 2018, "Adversarial risk and the dangers of evaluating against weak
+        attacks".
+    Assumes: logits only, precise enough for their differences; see `GradientEstimation`.
+    Cost: `2 * num_samples + 1` forward passes per step, 257 by default, no backward pass.
+    Deviations: those of `GradientEstimation`, no others.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("spsa-20", he.ThreatModel()).directions
+        'rademacher'
+    """
     return GradientEstimation(threat, num_steps, **options)
 
 
 @register("nes", budget="num_steps")
 def NES(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimation:
-    """Normal directions, and steps along the steepest direction of the norm."""
+    """Normal directions, and steps along the steepest direction of the norm.
+
+    Paper: Ilyas et al. 2018, "Black-box adversarial attacks with limited queries and information".
+    Assumes: logits only, precise enough for their differences; see `GradientEstimation`.
+    Cost: `2 * num_samples + 1` forward passes per step, 257 by default, no backward pass.
+    Deviations: those of `GradientEstimation`, no others.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("nes-20", he.ThreatModel()).num_samples
+        128
+    """
     check_threat(threat)
     settings = {"directions": "gaussian", "optimizer": "sign", "name": "nes", **options}
     return GradientEstimation(threat, num_steps, **settings)

@@ -1,17 +1,4 @@
-"""Multi-targeted attack: one run towards every other class, each ascending `o_t - o_y`.
-
-Paper: Gowal et al. 2019 ("An alternative surrogate loss for PGD-based adversarial testing"), used
-with Adam to evaluate local linearity regularisation (Qin et al. 2019). A difference of two logits
-never saturates, and its gradient does not depend on the scale of the logits but for a factor. Each
-run starts at its own random point and projects after each step of Adam (or of steepest ascent).
-
-Cost: one forward pass to rank the classes, then for each target `num_steps` forward and backward
-passes and one forward pass that scores the last iterate.
-
-Deviations from the released code: classes are tried in the order of their clean logits, so that
-most examples break early; an iterate on the way counts, not just the last one, unless
-`keep="last", stop_when_broken=False`; a run towards t succeeds in whatever class it ends.
-"""
+"""Multi-targeted attack: one run towards every other class, each ascending `o_t - o_y`."""
 
 from typing import Any, NamedTuple
 
@@ -58,8 +45,19 @@ class _Run(NamedTuple):
 class MultiTargeted(Attack):
     """Projected ascent on `o_t - o_y` for every target class t in turn.
 
-    An example is broken if any run breaks it; else the iterate of the smallest margin over all runs
-    is returned.
+    Each run starts at its own random point and projects after each step of Adam (or of steepest
+    ascent). An example is broken if any run breaks it; else the iterate of the smallest margin over
+    all runs is returned.
+
+    Paper: Gowal et al. 2019, "An alternative surrogate loss for PGD-based adversarial testing",
+        used with Adam to evaluate local linearity regularisation (Qin et al. 2019).
+    Assumes: logits with a useful gradient in the images. A difference of two logits never
+        saturates, and its gradient does not depend on the scale of the logits but for a factor.
+    Cost: one forward pass to rank the classes, then for each target `num_steps` forward and
+        backward passes and one forward pass that scores the last iterate.
+    Deviations: from the released code: classes are tried in the order of their clean logits, so
+        that most examples break early; an iterate on the way counts, not just the last one, unless
+        `keep="last", stop_when_broken=False`; a run towards t succeeds in whatever class it ends.
 
     Args:
         threat: the threat model.

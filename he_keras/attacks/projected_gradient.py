@@ -1,19 +1,4 @@
-"""FGSM, BIM, PGD, MIM, margin-PGD, adaptive PGD and the TRADES attack: settings of one loop.
-
-Each iteration evaluates a loss at the current point, moves by `step_size` along the steepest
-direction of the norm (Lemma 1 of the HE paper) and projects back. The loop is one
-`tf.while_loop`: cost is linear in `num_steps`, graph size and compile time do not depend on it.
-
-Papers: FGSM, Goodfellow et al. 2015; BIM, Kurakin et al. 2017; PGD, Madry et al. 2018; MIM, Dong
-et al. 2018 (gradient divided by its mean absolute value, floored at 1e-12: a constant factor away
-from the paper's l1 norm, hence the same signs); margin loss, Carlini & Wagner 2017; adaptive PGD,
-HE paper Sec. 4.4 (scale and margin in the attacked loss); TRADES, Zhang et al. 2019.
-
-Deviation from the papers' scripts: by default the strongest iterate is returned and broken examples
-are dropped; `keep="last", stop_when_broken=False` gives their protocol. Cost: `num_steps` forward
-and backward passes, plus one forward pass to score the last iterate with `keep="best"` and one for
-the clean prediction with `loss="kl"`.
-"""
+"""FGSM, BIM, PGD, MIM, margin-PGD, adaptive PGD and the TRADES attack: settings of one loop."""
 
 import math
 from typing import Any, NamedTuple
@@ -53,6 +38,18 @@ class _State(NamedTuple):
 @keras.saving.register_keras_serializable(package="he_keras")
 class ProjectedGradient(Attack):
     """Iterated steepest ascent with projection.
+
+    Each iteration evaluates a loss at the current point, moves by `step_size` along the steepest
+    direction of the norm (Lemma 1 of the HE paper) and projects back. The loop is one
+    `tf.while_loop`: cost is linear in `num_steps`, graph size and compile time do not depend on it.
+
+    Paper: see the settings: `FGSM`, `BIM`, `PGD`, `MIM`, `CWLinf`, `AdaptivePGD`, `TradesKL`.
+    Assumes: a loss with a useful gradient in the images. The cross-entropy of a model with large
+        logits underflows to a zero gradient.
+    Cost: `num_steps` forward and backward passes (times `eot_samples`), plus one forward pass to
+        score the last iterate with `keep="best"` and one for the clean prediction with `loss="kl"`.
+    Deviations: from the papers' scripts: by default the strongest iterate is returned and broken
+        examples are dropped; `keep="last", stop_when_broken=False` gives their protocol.
 
     Args:
         threat: the threat model.
@@ -222,7 +219,18 @@ class ProjectedGradient(Attack):
 
 @register("fgsm")
 def FGSM(threat: ThreatModel, **options) -> ProjectedGradient:
-    """One step of length epsilon from the image itself."""
+    """One step of length epsilon from the image itself.
+
+    Paper: Goodfellow et al. 2015, "Explaining and harnessing adversarial examples".
+    Assumes: a loss that rises along its gradient at the image, as far as epsilon.
+    Cost: one forward and backward pass, and one forward pass to score the point.
+    Deviations: as `ProjectedGradient`: where the step lowers the loss, the image is returned.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("fgsm", he.ThreatModel("linf", 0.1)).step_size
+        0.1
+    """
     check_threat(threat)
     settings = {"num_steps": 1, "step_size": threat.epsilon, "random_start": False, "name": "fgsm"}
     return ProjectedGradient(threat, **{**settings, **options})
@@ -230,32 +238,90 @@ def FGSM(threat: ThreatModel, **options) -> ProjectedGradient:
 
 @register("bim", budget="num_steps")
 def BIM(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradient:
-    """PGD that starts at the image itself."""
+    """PGD that starts at the image itself.
+
+    Paper: Kurakin et al. 2017, "Adversarial examples in the physical world".
+    Assumes: a useful gradient of the cross-entropy, at the image itself too.
+    Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
+    Deviations: as `ProjectedGradient`; the step follows from epsilon and `num_steps`, where the
+        paper fixes it at one grey level and derives the number of steps.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("bim-10", he.ThreatModel()).random_start
+        False
+    """
     return ProjectedGradient(threat, num_steps, **{"random_start": False, "name": "bim", **options})
 
 
 @register("pgd", budget="num_steps")
 def PGD(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
-    """Projected gradient ascent on the cross-entropy from a uniform random start."""
+    """Projected gradient ascent on the cross-entropy from a uniform random start.
+
+    Paper: Madry et al. 2018, "Towards deep learning models resistant to adversarial attacks".
+    Assumes: a useful gradient of the cross-entropy, see `ProjectedGradient`.
+    Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
+    Deviations: those of `ProjectedGradient`, no others.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("pgd-20", he.ThreatModel()).num_steps
+        20
+    """
     return ProjectedGradient(threat, num_steps, **options)
 
 
 @register("mim", budget="num_steps")
 def MIM(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
-    """Momentum iterative method, decay 1, from the image itself."""
+    """Momentum iterative method, decay 1, from the image itself.
+
+    Paper: Dong et al. 2018, "Boosting adversarial attacks with momentum".
+    Assumes: a useful gradient of the cross-entropy, at the image itself too.
+    Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
+    Deviations: as `ProjectedGradient`; the gradient is divided by its mean absolute value, floored
+        at 1e-12: a constant factor away from the paper's l1 norm, hence the same signs.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("mim-20", he.ThreatModel()).decay
+        1.0
+    """
     settings = {"random_start": False, "decay": 1.0, "name": "mim", **options}
     return ProjectedGradient(threat, num_steps, **settings)
 
 
 @register("cw-linf", budget="num_steps")
 def CWLinf(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
-    """PGD on the C&W margin: does not depend on the scale of the logits."""
+    """PGD on the C&W margin: does not depend on the scale of the logits.
+
+    Paper: Carlini & Wagner 2017, "Towards evaluating the robustness of neural networks".
+    Assumes: logits with a useful gradient in the images, whatever their scale.
+    Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
+    Deviations: as `ProjectedGradient`; of the paper only the loss, not clamped: its own linf attack
+        minimises a penalty.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("cw-linf-20", he.ThreatModel()).loss
+        'cw'
+    """
     return ProjectedGradient(threat, num_steps, **{"loss": "cw", "name": "cw-linf", **options})
 
 
 @register("adaptive-pgd", budget="num_steps")
 def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
-    """PGD on the training loss of an HE head: scale and margin inside the cross-entropy."""
+    """PGD on the training loss of an HE head: scale and margin inside the cross-entropy.
+
+    Paper: Pang et al. 2020, the HE paper, Sec. 4.4.
+    Assumes: a `CosineHead` (without one: PGD) and a useful gradient of the scaled cross-entropy.
+    Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
+    Deviations: those of `ProjectedGradient`, no others.
+
+    Example:
+        >>> import he_keras as he
+        >>> he.attacks.get("adaptive-pgd-20", he.ThreatModel()).margin
+        'model'
+    """
     settings = {"margin": "model", "name": "adaptive-pgd", **options}
     return ProjectedGradient(threat, num_steps, **settings)
 
@@ -264,7 +330,16 @@ def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> Projecte
 def TradesKL(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradient:
     """The released TRADES adversary: divergence from the clean prediction, from a Gaussian start.
 
-    The default step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
+    Paper: Zhang et al. 2019, "Theoretically principled trade-off between robustness and accuracy".
+    Assumes: predictions with a useful gradient in the images; labels only decide what is broken.
+    Cost: `num_steps` forward and backward passes, and 2 forward passes: clean and last iterate.
+    Deviations: as `ProjectedGradient`; l2 takes normalised steps, where the released code runs SGD.
+        The default step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
+
+    Example:
+        >>> import he_keras as he
+        >>> round(he.attacks.get("trades-kl-10", he.ThreatModel("linf", 0.031)).step_size, 6)
+        0.007
     """
     check_threat(threat)
     settings = {"loss": "kl", "random_start": "gaussian", "name": "trades-kl", **options}

@@ -1,19 +1,4 @@
-"""RayS: searches the direction in which the decision boundary is nearest, from labels alone.
-
-Paper: Chen & Gu 2020, "RayS: a ray searching method for hard-label adversarial attack". A direction
-is a sign for every pixel. Starting from all +1, the attack flips the signs of one block of pixels
-at a time: the whole image, then its halves, quarters and so on; blocks are contiguous in
-channel-first order. One query tells whether the flipped direction reaches the boundary before the
-best one so far does; if so, a bisection finds its distance and the flip is kept.
-
-Assumes nothing about the model beyond the predicted label. Deterministic. Cost: one forward pass
-per query, no backward pass. `num_queries` is checked only before a block is tried, as in the
-released code: the bisection of the last block may take about 16 more queries.
-
-In the released code a batch waits until the bisection of its last example has ended. Here every
-example is at its own place of the search, and every pass through the network serves all of them;
-the result is the same. Lengths are scaled by the width of the pixel bounds, which is 1 there.
-"""
+"""RayS: searches the direction in which the decision boundary is nearest, from labels alone."""
 
 import math
 from typing import Any, NamedTuple
@@ -67,10 +52,25 @@ class RaysState(NamedTuple):
 class RayS(Attack):
     """Nearest adversarial image along a direction of signs, from labels alone.
 
+    A direction is a sign for every pixel. Starting from all +1, the attack flips the signs of one
+    block of pixels at a time: the whole image, then its halves, quarters and so on; blocks are
+    contiguous in channel-first order. One query tells whether the flipped direction reaches the
+    boundary before the best one so far does; if so, a bisection finds its distance and the flip is
+    kept. Deterministic.
+
     The mean of `AttackResult.distance` over a test set is the average decision boundary distance
     (ADBD) of the paper. With `stop_when_broken=True` an example ends after the first direction that
     leads to a point within epsilon: its `forward_passes`, less the 2 of the framework, are the
     paper's number of queries until success.
+
+    Paper: Chen & Gu 2020, "RayS: a ray searching method for hard-label adversarial attack".
+    Assumes: nothing about the model beyond the predicted label.
+    Cost: one forward pass per query, no backward pass. `num_queries` is checked only before a block
+        is tried, as in the released code: the bisection of the last block may take about 16 more.
+    Deviations: in the released code a batch waits until the bisection of its last example has
+        ended. Here every example is at its own place of the search, and every pass through the
+        network serves all of them; the result is the same. Lengths are scaled by the width of the
+        pixel bounds, which is 1 there.
 
     Args:
         threat: an linf or l2 threat model; its norm measures the distance, the directions are the

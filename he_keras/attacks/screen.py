@@ -1,4 +1,4 @@
-"""A cheap ensemble for use during development: not for reporting."""
+"""A cheap ensemble for use during development."""
 
 import keras
 
@@ -18,13 +18,19 @@ _QUERIES = 100
 class Screen(Ensemble):
     """APGD on the margin, targeted APGD with 5 targets, and a short Square attack.
 
-    All three losses are differences of logits: they do not depend on the scale of the logits, which
-    makes cross-entropy attacks on cosine heads weak. 30 steps each, 100 queries. It estimates what
-    AutoAttack would give at less than a tenth of its passes, from above: no example that it breaks
-    is robust. Assumes logits whose gradient is useful; where its own signs (random answers, zero
-    gradients, success of the queries after the gradients failed) speak against that, its result
-    comes with warnings. Needs 2 classes. Cost for an example that it does not break, 10 classes:
-    about 290 forward and 186 backward passes.
+    For development, not for reporting. 30 steps each, 100 queries. It estimates what AutoAttack
+    would give at less than a tenth of its passes, from above: no example that it breaks is robust.
+    Where its own signs (random answers, zero gradients, success of the queries after the gradients
+    failed) speak against that, its result comes with warnings.
+
+    Paper: none for this choice; its attacks are those of Croce & Hein 2020 (`APGD`, `APGDTargeted`)
+        and Andriushchenko et al. 2020 (`Square`).
+    Assumes: logits whose gradient is useful, and 2 classes. All three losses are differences of
+        logits: they do not depend on the scale of the logits, which makes cross-entropy attacks on
+        cosine heads weak.
+    Cost: for an example that it does not break, 10 classes: about 290 forward and 186 backward
+        passes.
+    Deviations: against AutoAttack: no FAB, the margin as every loss, and the smaller budgets above.
 
     Args:
         threat: the threat model.

@@ -1,24 +1,6 @@
 """Square attack: random search with square windows, from the logits alone, without gradients.
 
-Paper: Andriushchenko et al. 2020, "Square Attack: a query-efficient black-box adversarial attack
-via random search"; the settings are those of AutoAttack (Croce & Hein 2020). Each query changes one
-window of the best image so far and keeps the change if the loss falls. The windows shrink with the
-query's number: the share `p` of the image that a window covers starts at `initial_fraction` and is
-halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 queries.
-
 This file has the search and the windows of the linf ball, `square_l2` those of the l2 and l1 balls.
-
-Assumes nothing about the model beyond logits. Cost: one forward pass for the start and one for each
-query, no backward pass; the random numbers of all queries are drawn first and take 4 bytes times
-(2 + channels; l2 and l1: 5 + channels) for each query and example: 13 MB for 5000 queries on 128
-RGB images.
-
-Deviations from AutoAttack. It draws one window (and, for linf, one set of signs) for all examples
-of a batch; here every example has its own, so that batching changes no result. An exact tie that
-`argmax` decides in favour of the label does not end an example. With `stop_when_broken=False` a
-misclassified point is only replaced by one that is misclassified too, and has a lower loss.
-Kept: a window never starts in the last row or column that it could, so that windows of one pixel
-leave the last row and column alone.
 """
 
 import math
@@ -73,6 +55,27 @@ class _State(NamedTuple):
 @keras.saving.register_keras_serializable(package="he_keras")
 class Square(Attack):
     """Random search with square windows.
+
+    Each query changes one window of the best image so far and keeps the change if the loss falls.
+    The windows shrink with the query's number: the share `p` of the image that a window covers
+    starts at `initial_fraction` and is halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
+    8000 queries.
+
+    Paper: Andriushchenko et al. 2020, "Square Attack: a query-efficient black-box adversarial
+        attack via random search"; the settings are those of AutoAttack (Croce & Hein 2020).
+    Assumes: nothing about the model beyond logits.
+    Cost: one forward pass for the start and one for each query, no backward pass. The random
+        numbers of all queries are drawn first and take 4 bytes times (2 + channels; l2 and l1: 5 +
+        channels) for each query and example: 13 MB for 5000 queries on 128 RGB images.
+    Deviations: AutoAttack draws one window (and, for linf, one set of signs) for all examples of a
+        batch; here every example has its own, so that batching changes no result. An exact tie that
+        `argmax` decides in favour of the label does not end an example. With
+        `stop_when_broken=False` a misclassified point is only replaced by one that is misclassified
+        too, and has a lower loss. In l2 and l1, its starting pattern needs a side that divides into
+        five tiles without a rest of a whole tile, which excludes, for example, 12 and 14 pixels;
+        here as many tiles are used as fit, which is the same wherever AutoAttack runs on square
+        images. Kept: a window never starts in the last row or column that it could, so that windows
+        of one pixel leave the last row and column alone.
 
     Args:
         threat: the threat model.

@@ -2,11 +2,7 @@
 
 The perturbation is a sum of patterns, and its length always all of epsilon. A query takes the
 perturbation out of one window and puts its mass, together with what the pixel bounds had cut off,
-into another window, where a new pattern is added to what was there.
-
-Deviation from AutoAttack: its starting pattern needs a side that divides into five tiles without a
-rest of a whole tile, which excludes, for example, 12 and 14 pixels; here as many tiles are used as
-fit, which is the same wherever AutoAttack runs on square images.
+into another window, where a new pattern is added to what was there. `Square` lists the deviations.
 """
 
 import math

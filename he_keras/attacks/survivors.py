@@ -1,6 +1,6 @@
 """The loop of every iterated attack: it spends passes only on examples that are still at work.
 
-Survivors are compacted into batches of a few fixed sizes (multiples of 1/8 of the first), padded
+Survivors are compacted into batches of a few fixed sizes (multiples of 1/16 of the first), padded
 with copies of the last one. An outer loop gathers them; an inner loop iterates until so many have
 ended that the next smaller size holds the rest. Ended examples keep their state exactly, so that
 neither compaction nor batch size changes a result.
@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-_SIZES_PER_BATCH = 8
+_SIZES_PER_BATCH = 16
 
 
 def iterate(step, state, inputs, num_steps, is_active=None):

@@ -1,16 +1,4 @@
-"""Transfer attack: adversarial images for one classifier, scored on another.
-
-HE paper, Appendix C.4: PGD or MIM on a substitute, the last iterate of every image scored on
-the target. The target is only asked for its predictions, so a defence that merely hides its
-gradient does not help it; how strong the attack is depends on how alike the two models are, and a
-high accuracy under it proves little.
-
-Passes in the result are passes through the target: the scoring, no gradient. The `num_steps`
-forward and backward passes through the substitute show in the running time only.
-
-Deviation from the papers' protocol: images that the target gets wrong from the start count as
-broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is chosen by success.
-"""
+"""Transfer attack: adversarial images for one classifier, scored on another."""
 
 import re
 import textwrap
@@ -37,6 +25,19 @@ _METHODS = {"pgd": PGD, "mim": MIM}
 class Transfer(Attack):
     """Projected gradient ascent on a substitute that is loaded from a file.
 
+    PGD or MIM runs on the substitute; the last iterate of every image is scored on the target.
+
+    Paper: Pang et al. 2020, the HE paper, Appendix C.4; for the steps, see `PGD` and `MIM`.
+    Assumes: a substitute with a useful gradient; nothing about the target, which is only asked for
+        its predictions, so a defence that merely hides its gradient does not help it. How strong
+        the attack is depends on how alike the two models are, and a high accuracy under it proves
+        little.
+    Cost: `num_steps` forward and backward passes through the substitute, which show in the running
+        time only. Passes in the result are passes through the target: the scoring, no gradient.
+    Deviations: from the papers' protocol: images that the target gets wrong from the start count as
+        broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is chosen by
+        success.
+
     Args:
         threat: the threat model.
         path: file of the substitute, see `he_keras.model_files.load_classifier`; loaded here, and
@@ -54,9 +55,15 @@ class Transfer(Attack):
             restarts.
 
     Example:
-        >>> import he_keras as he
-        >>> # attack = he.attacks.get("transfer:runs/other/model.keras", he.ThreatModel())
-        >>> # attack(model, images, labels).robust_accuracy
+        >>> import he_keras as he, keras, numpy as np, tempfile
+        >>> head = keras.layers.Dense(2, kernel_initializer="identity")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     keras.Sequential([keras.Input((2,)), head]).save(f"{folder}/substitute.keras")
+        ...     threat = he.ThreatModel("linf", 0.1)
+        ...     attack = he.attacks.get(f"transfer:{folder}/substitute.keras", threat)
+        >>> images = np.array([[0.55, 0.5]], "float32")
+        >>> attack(lambda images: images, images, np.array([0])).success.tolist()
+        [True]
     """
 
     #: None of the target, that is.

@@ -1,27 +1,4 @@
-"""ZOO: coordinate descent on the objective of Carlini & Wagner, with differences of queries.
-
-Paper: Chen et al. 2017; the HE paper reports it with 20,000 queries and sigma = 1e-4. It needs
-logits only. Each step draws `coordinates_per_step` pixels without replacement, takes the difference
-of the penalty between two queries per pixel, moves each of these pixels by Adam, which keeps
-moments and a count of steps for each pixel, and checks the new image with one more query at the
-beginning of the next step. The nearest adversarial image found is returned.
-
-Cost: `num_queries` forward passes at most, `2 * coordinates_per_step + 1` per step, 20,000 by
-default: 77 steps, in which a pixel of a CIFAR image moves about three times. That makes it weak
-within such a budget, as the HE paper finds too (weaker than 50 steps of SPSA).
-
-Precision: the penalty's differences at sigma = 1e-4 are of the order of 1e-5, and the logits of a
-float32 network carry noise of 1e-6, more in 16 bits. So nothing else is differenced: the gradient
-of the squared distance is known and added exactly, and margins are subtracted before they are
-scaled. The noise of the network itself remains, also where its logits are small (a cosine head at
-scale 1: the noise shrinks with them); a larger sigma lowers it.
-
-Deviations from the authors' code: the exact gradient of the distance, as said; the penalty is on
-logits, not on log-probabilities; its first weight is 10 instead of 0.5, at which few steps find
-nothing; no hierarchical space, no importance sampling; Adam's floor of 1e-8 stands beside the
-corrected moment. In linf, too, the objective measures l2, but the image
-nearest in linf is kept.
-"""
+"""ZOO: coordinate descent on the objective of Carlini & Wagner, with differences of queries."""
 
 import functools
 from typing import Any, NamedTuple
@@ -75,6 +52,30 @@ class _State(NamedTuple):
 @keras.saving.register_keras_serializable(package="he_keras")
 class ZOO(Attack):
     """Minimum-norm attack by coordinate-wise finite differences.
+
+    Each step draws `coordinates_per_step` pixels without replacement, takes the difference of the
+    penalty between two queries per pixel, moves each of these pixels by Adam, which keeps moments
+    and a count of steps for each pixel, and checks the new image with one more query at the
+    beginning of the next step. The nearest adversarial image found is returned.
+
+    Precision: the penalty's differences at sigma = 1e-4 are of the order of 1e-5, and the logits of
+    a float32 network carry noise of 1e-6, more in 16 bits. So nothing else is differenced: the
+    gradient of the squared distance is known and added exactly, and margins are subtracted before
+    they are scaled. The noise of the network itself remains, also where its logits are small (a
+    cosine head at scale 1: the noise shrinks with them); a larger sigma lowers it.
+
+    Paper: Chen et al. 2017, "ZOO: zeroth order optimization based black-box attacks to deep neural
+        networks without training substitute models"; the HE paper reports it with 20,000 queries
+        and sigma = 1e-4.
+    Assumes: logits only, precise enough for their differences.
+    Cost: `num_queries` forward passes at most, `2 * coordinates_per_step + 1` per step, 20,000 by
+        default: 77 steps, in which a pixel of a CIFAR image moves about three times. That makes it
+        weak within such a budget, as the HE paper finds too (weaker than 50 steps of SPSA).
+    Deviations: from the authors' code: the exact gradient of the distance, as said; the penalty is
+        on logits, not on log-probabilities; its first weight is 10 instead of 0.5, at which few
+        steps find nothing; no hierarchical space, no importance sampling; Adam's floor of 1e-8
+        stands beside the corrected moment. In linf, too, the objective measures l2, but the image
+        nearest in linf is kept.
 
     Args:
         threat: the threat model, of norm l2 or linf; epsilon only decides what is a success.
