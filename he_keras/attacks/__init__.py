@@ -4,9 +4,9 @@
 with a subclass of `Attack` that defines `run`, register a name in it, and import it here.
 """
 
-from he_keras.attacks.apgd import APGD, APGDTargeted
+from he_keras.attacks.apgd import APGD, APGDCE, APGDDLR, APGDTargeted
 from he_keras.attacks.attack import Attack
-from he_keras.attacks.autoattack import AutoAttack
+from he_keras.attacks.autoattack import AutoAttack, AutoAttackPlus, AutoAttackRand
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.checks import check_examples
 from he_keras.attacks.cleverhans_bridge import (
@@ -17,7 +17,7 @@ from he_keras.attacks.cleverhans_bridge import (
 )
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.ensemble import Ensemble, EnsembleResult
-from he_keras.attacks.fab import FAB
+from he_keras.attacks.fab import FAB, FABT
 from he_keras.attacks.feature_attack import FeatureAttack
 from he_keras.attacks.feature_norm_pgd import FeatureNormPGD
 from he_keras.attacks.gradient_estimation import NES, SPSA, GradientEstimation
@@ -43,11 +43,15 @@ from he_keras.attacks.zoo import ZOO
 
 __all__ = [
     "APGD",
+    "APGDCE",
+    "APGDDLR",
     "APGDTargeted",
     "AdaptivePGD",
     "Attack",
     "AttackResult",
     "AutoAttack",
+    "AutoAttackPlus",
+    "AutoAttackRand",
     "BIM",
     "CWLinf",
     "CarliniWagnerL2",
@@ -60,6 +64,7 @@ __all__ = [
     "Ensemble",
     "EnsembleResult",
     "FAB",
+    "FABT",
     "FGSM",
     "FeatureAttack",
     "FeatureNormPGD",
