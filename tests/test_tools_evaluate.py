@@ -86,7 +86,8 @@ def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):
     assert pgd["settings"]["step_size"] == run_folder["settings"]["step_size"] == 0.01
     assert "step_size" not in fgsm["settings"]
     assert pgd["backward_passes"] > fgsm["backward_passes"] > 0
-    assert run_folder["backward_passes"] == 0 and run_folder["forward_passes"] == 2
+    # One pass for images that are wrong from the start, two for the others.
+    assert run_folder["backward_passes"] == 0 and 1 < run_folder["forward_passes"] <= 2
     # The substitute is the model itself, once from a file and once from a SavedModel.
     assert run_folder["robust_accuracy"] == served["robust_accuracy"] < 1
     with np.load(tmp_path / "per_example.npz") as flags:

@@ -314,16 +314,7 @@ def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
         >>> he.attacks.get("cleverhans:pgd-20", he.ThreatModel()).num_steps
         20
     """
-    base, _, number = attack.lower().rpartition("-")
-    if number.isdigit():
-        if options.get("num_steps", int(number)) != int(number):
-            raise ValueError(
-                "num_steps is given twice; expected it in the name or as an option; received "
-                f"attack={attack!r} and num_steps={options['num_steps']!r}"
-            )
-        options["num_steps"] = int(number)
-    else:
-        base = attack.lower()
+    base, options = _budgeted(attack, options)
     if base in _ITERATED:
         return CleverhansIterated(threat, attack=base, **options)
     if base == "fgsm" and "num_steps" not in options:
@@ -339,6 +330,19 @@ def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
         f"Unknown attack of cleverhans; expected one of {', '.join(ATTACKS)}, with -K for "
         f"num_steps (not fgsm); received attack={attack!r}"
     )
+
+
+def _budgeted(attack: str, options: dict) -> tuple[str, dict]:
+    """Returns the name without its number, and the options with it as `num_steps`."""
+    base, _, number = attack.lower().rpartition("-")
+    if not number.isdigit():
+        return attack.lower(), options
+    if options.get("num_steps", int(number)) != int(number):
+        raise ValueError(
+            "num_steps is given twice; expected it in the name or as an option; received "
+            f"attack={attack!r} and num_steps={options['num_steps']!r}"
+        )
+    return base, {**options, "num_steps": int(number)}
 
 
 def _imported(module: str, function: str | None = None):

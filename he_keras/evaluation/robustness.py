@@ -118,9 +118,8 @@ def evaluate_robustness(
     checked = Examples(threat, examples, batch_size)
     folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
     labels, clean = classify(Victim(model), checked)
-    sample = checked.first(batch_size)
     for attack in chosen:
-        attack.check_model(model, *sample)
+        attack.check_model(model, *checked.first(batch_size))
     correct, rows = {"clean": clean}, []
     for attack in chosen:
         row, correct[attack.name] = run_attack(attack, model, checked, len(labels), show_progress)
