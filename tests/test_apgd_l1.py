@@ -12,6 +12,9 @@ import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.apgd import APGD, APGDTargeted
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 EPSILON = 2.0
 THREAT = he.ThreatModel("l1", EPSILON)
 

@@ -11,6 +11,9 @@ from he_keras import attacks, losses
 from he_keras.attacks import Victim
 from he_keras.attacks.apgd import APGD, APGDTargeted
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 PARITY = {"random_start": False, "stop_when_broken": False}
 
 

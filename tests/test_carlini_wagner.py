@@ -12,6 +12,9 @@ import he_keras as he
 from he_keras import attacks
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 THREAT = he.ThreatModel("l2", 0.25)
 
 

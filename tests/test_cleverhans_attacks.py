@@ -15,6 +15,9 @@ from he_keras import attacks
 from he_keras.attacks import ProjectedGradient
 from he_keras.attacks.cleverhans_bridge import Cleverhans, CleverhansCWL2, CleverhansFGSM
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 LINF = he.ThreatModel("linf", "8/255")
 L2 = he.ThreatModel("l2", 0.5)
 # The golden attack, the one of cleverhans, and the same in our words.

@@ -17,6 +17,9 @@ from he_keras.attacks import Victim
 from he_keras.attacks.feature_attack import FeatureAttack
 from he_keras.attacks.multi_targeted import nothing_found
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 STORED = "feature_attack_50_K10"
 
 

@@ -12,6 +12,9 @@ from he_keras import attacks
 from he_keras.attacks import PGD, Victim
 from he_keras.attacks.feature_norm_pgd import FeatureNormPGD
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "functional": small.functional,
     "sequential": small.sequential,

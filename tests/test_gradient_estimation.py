@@ -13,6 +13,9 @@ from he_keras import attacks
 from he_keras.attacks import Victim
 from he_keras.attacks.gradient_estimation import NES, SPSA, GradientEstimation
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 KINDS = {"spsa": SPSA, "nes": NES}
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -15,6 +15,9 @@ from he_keras import attacks
 from he_keras.attacks import PGD, Victim
 from he_keras.attacks.multi_targeted import MultiTargeted
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 CLASSES = small.CLASSES
 
 

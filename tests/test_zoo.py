@@ -15,6 +15,9 @@ from he_keras.attacks.gradient_estimation import SPSA
 from he_keras.attacks.penalty import DirectSpace, TanhSpace
 from he_keras.attacks.zoo import ZOO
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 L2 = he.ThreatModel("l2", 0.25)
 SPACES = {"tanh": TanhSpace, "direct": DirectSpace}
 both_spaces = pytest.mark.parametrize("space", SPACES)
