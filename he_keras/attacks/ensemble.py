@@ -27,7 +27,7 @@ class Stage:
         attacked: how many examples it was run on.
         broken: how many of them it broke.
         robust_accuracy: share of all examples that is left after it.
-        seconds: time spent.
+        seconds: time spent; it does not count when stages are compared.
         forward_passes: sum over the examples it was run on.
         backward_passes: sum over the examples it was run on.
     """
@@ -36,7 +36,7 @@ class Stage:
     attacked: int
     broken: int
     robust_accuracy: float
-    seconds: float
+    seconds: float = dataclasses.field(compare=False)
     forward_passes: int
     backward_passes: int
 
