@@ -15,6 +15,9 @@ from he_keras.attacks import Victim
 from he_keras.attacks.apgd import APGD, APGDTargeted
 from he_keras.attacks.apgd_steps import rise_limits
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 12
 THREATS = {"linf": he.ThreatModel("linf", 0.1), "l2": he.ThreatModel("l2", 0.5)}
 NETWORK = TanhNetwork()

@@ -14,6 +14,9 @@ from he_keras.attacks import Victim, get
 from he_keras.attacks.fab import FAB, FABT
 from he_keras.attacks.linearization import nearest_boundary, other_classes
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 NORMS = ("linf", "l2", "l1")
 EPSILONS = {"linf": golden_models.EPSILON, "l2": 0.5}
 CLASSES, PIXELS = 4, 30

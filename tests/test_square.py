@@ -12,6 +12,9 @@ from he_keras.attacks import Victim
 from he_keras.attacks.square import Draws, Square
 from he_keras.attacks.square_l2 import pattern, window_origin
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 EPSILON = {"linf": 0.1, "l2": 0.4, "l1": 2.0}
 LOSSES = {"cw": query_references.margin, "ce": query_references.negative_cross_entropy}
 

@@ -26,6 +26,9 @@ from he_keras import attacks
 from he_keras.attacks import MIM, PGD
 from he_keras.attacks.transfer import Transfer
 
+# The fast tests hold this attack to the promises of every attack and run its example.
+pytestmark = pytest.mark.slow
+
 PROTOCOL = {"keep": "last", "stop_when_broken": False}
 #: The papers' protocol: also what the target gets wrong from the start.
 to_the_end = functools.partial(Transfer, stop_when_broken=False)
