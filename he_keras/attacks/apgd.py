@@ -9,7 +9,7 @@ import tensorflow as tf
 from he_keras import losses
 from he_keras.attacks.apgd_loop import Ascent, State
 from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer
+from he_keras.attacks.checks import check_flag, check_number, check_positive_integer
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
 from he_keras.attacks.survivors import iterate, select_rows
@@ -88,8 +88,10 @@ class APGD(Attack):
         self.num_steps = int(num_steps)
         self.rho = _checked_rho(rho)
         self.eot_samples = int(eot_samples)
-        self.random_start = _checked_flag("random_start", random_start)
-        self.larger_epsilons = _checked_flag("larger_epsilons", larger_epsilons)
+        check_flag("random_start", random_start)
+        check_flag("larger_epsilons", larger_epsilons)
+        self.random_start = random_start
+        self.larger_epsilons = larger_epsilons
         self._check_choices()
         self.min_classes = losses.MIN_CLASSES[self.loss]
         self.ascents = self._build_ascents()
@@ -353,9 +355,3 @@ def _checked_rho(rho) -> float:
     if rho > 1.0:
         raise ValueError(f"Invalid rho; expected a number in [0, 1]; received rho={rho!r}")
     return float(rho)
-
-
-def _checked_flag(name: str, value) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"Invalid {name}; expected True or False; received {name}={value!r}")
-    return value

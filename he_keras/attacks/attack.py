@@ -21,6 +21,7 @@ from he_keras import losses
 from he_keras.attacks.checks import (
     check_class_numbers,
     check_examples,
+    check_flag,
     check_not_probabilities,
     check_positive_integer,
     check_seed,
@@ -85,11 +86,7 @@ class Attack:
         check_positive_integer("batch_size", batch_size)
         check_seed(seed)
         check_logit_scale(logit_scale)
-        if not isinstance(stop_when_broken, bool):
-            raise TypeError(
-                "Invalid stop_when_broken; expected True or False; "
-                f"received stop_when_broken={stop_when_broken!r}"
-            )
+        check_flag("stop_when_broken", stop_when_broken)
         self.threat = threat
         self.num_restarts = int(num_restarts)
         self.logit_scale = logit_scale if isinstance(logit_scale, str) else float(logit_scale)

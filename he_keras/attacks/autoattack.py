@@ -80,12 +80,6 @@ class AutoAttack(Ensemble):
         budget = {"num_steps": self.num_steps, "num_queries": self.num_queries}
         return {**config, **budget, "version": self.version}
 
-    @classmethod
-    def from_config(cls, config: dict) -> "AutoAttack":
-        """Builds an ensemble from `get_config()`'s result."""
-        threat = keras.saving.deserialize_keras_object(config["threat"])
-        return cls(**{**config, "threat": threat})
-
 
 @register("autoattack-plus")
 def AutoAttackPlus(threat: ThreatModel, **options) -> AutoAttack:

@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from he_keras.attacks.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.attack import Attack
-from he_keras.attacks.checks import check_number, check_positive_integer, positive_number
+from he_keras.attacks.checks import (
+    check_flag,
+    check_number,
+    check_positive_integer,
+    positive_number,
+)
 from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.penalty import (
     ConstantSearch,
@@ -104,10 +109,7 @@ class CarliniWagnerL2(Attack):
         check_positive_integer("num_steps", num_steps)
         check_positive_integer("binary_search_steps", binary_search_steps)
         check_number("confidence", confidence, 0.0)
-        if not isinstance(abort_early, bool):
-            raise TypeError(
-                f"Invalid abort_early; expected True or False; received abort_early={abort_early!r}"
-            )
+        check_flag("abort_early", abort_early)
         self.num_steps = int(num_steps)
         self.binary_search_steps = int(binary_search_steps)
         self.learning_rate = positive_number("learning_rate", learning_rate)

@@ -47,6 +47,12 @@ def positive_number(name: str, value) -> float:
     return number
 
 
+def check_flag(name: str, value) -> None:
+    """Raises a TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Invalid {name}; expected True or False; received {name}={value!r}")
+
+
 def check_choice(name: str, value, choices: tuple[str, ...]) -> None:
     """Raises a ValueError unless `value` is one of `choices`."""
     if value not in choices:

@@ -167,11 +167,10 @@ class Ensemble(Attack):
     def from_config(cls, config: dict) -> "Ensemble":
         """Builds an ensemble from `get_config()`'s result."""
         config = dict(config)
-        config["threat"] = keras.saving.deserialize_keras_object(config["threat"])
-        config["components"] = [
-            keras.saving.deserialize_keras_object(attack) for attack in config["components"]
-        ]
-        return cls(**config)
+        if "components" in config:
+            deserialize = keras.saving.deserialize_keras_object
+            config["components"] = [deserialize(attack) for attack in config["components"]]
+        return super().from_config(config)  # type: ignore[return-value]
 
 
 def _check_components(components: tuple, threat) -> None:

@@ -66,9 +66,3 @@ class Screen(Ensemble):
         config = super().get_config()
         del config["components"]
         return config
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Screen":
-        """Builds the ensemble from `get_config()`'s result."""
-        threat = keras.saving.deserialize_keras_object(config["threat"])
-        return cls(**{**config, "threat": threat})

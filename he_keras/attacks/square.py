@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer
+from he_keras.attacks.checks import check_flag, check_number, check_positive_integer
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
 from he_keras.attacks.square_l2 import MassWindows, random_signs, window_origin
@@ -120,11 +120,7 @@ class Square(Attack):
             raise ValueError(
                 f"Unknown attack loss; expected one of {LOSSES}; received loss={loss!r}"
             )
-        if not isinstance(rescale_schedule, bool):
-            raise TypeError(
-                "Invalid rescale_schedule; expected True or False; "
-                f"received rescale_schedule={rescale_schedule!r}"
-            )
+        check_flag("rescale_schedule", rescale_schedule)
         self.num_queries = int(num_queries)
         self.initial_fraction = float(initial_fraction)
         self.loss = loss

@@ -9,7 +9,7 @@ from he_keras.attacks import Attack, Ensemble
 from he_keras.evaluation.examples import Examples
 
 #: Examples that attacks may look at before they begin.
-_SAMPLE_SIZE = 1000
+SAMPLE_SIZE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,13 @@ class AttackRow:
 
 
 def run_attack(
-    attack: Attack, model, examples: Examples, num_examples: int, show_progress: bool
+    attack: Attack, model, examples: Examples, sample, num_examples: int, show_progress: bool
 ) -> tuple[AttackRow, np.ndarray]:
-    """Returns the attack's line of the report, and the flags "still correct"."""
+    """Returns the attack's line of the report, and the flags "still correct".
+
+    `sample` holds the first images and labels, which the attack may look at before it begins.
+    """
     unbroken = np.ones(num_examples, bool)
-    sample = examples.first(_SAMPLE_SIZE)
     for each in getattr(attack, "components", (attack,)):
         each.prepare(*sample)
     if not isinstance(attack, Ensemble):

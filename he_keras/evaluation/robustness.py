@@ -13,7 +13,7 @@ from he_keras.atomic_files import make_writable, write_json
 from he_keras.attacks import Attack, Victim, get
 from he_keras.callbacks.exact_resume import write_npz
 from he_keras.environment import environment
-from he_keras.evaluation.attack_runs import AttackRow, run_attack
+from he_keras.evaluation.attack_runs import SAMPLE_SIZE, AttackRow, run_attack
 from he_keras.evaluation.examples import Examples, classify
 from he_keras.threat import ThreatModel
 
@@ -118,16 +118,24 @@ def evaluate_robustness(
     checked = Examples(threat, examples, batch_size)
     folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
     labels, clean = classify(Victim(model), checked)
-    for attack in chosen:
-        attack.check_model(model, *checked.first(batch_size))
-    correct, rows = {"clean": clean}, []
-    for attack in chosen:
-        row, correct[attack.name] = run_attack(attack, model, checked, len(labels), show_progress)
-        rows.append(row)
-    report = _summary(correct, rows, threat)
-    if folder is not None:
-        _write(report, labels, folder)
+    rows, flags = _run_all(chosen, model, checked, len(labels), show_progress)
+    report = _summary({"clean": clean, **flags}, rows, threat)
+    _write(report, labels, folder)
     return report
+
+
+def _run_all(chosen, model, examples: Examples, num_examples: int, show_progress: bool):
+    """Checks every attack before the first begins; returns their rows, and flags by name."""
+    sample = examples.first(SAMPLE_SIZE)
+    for attack in chosen:
+        attack.check_model(model, *sample)
+    rows, flags = [], {}
+    for attack in chosen:
+        row, flags[attack.name] = run_attack(
+            attack, model, examples, sample, num_examples, show_progress
+        )
+        rows.append(row)
+    return rows, flags
 
 
 def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> list[Attack]:
@@ -192,6 +200,8 @@ def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Atta
     return chosen
 
 
-def _write(report: RobustnessReport, labels, folder: pathlib.Path) -> None:
+def _write(report: RobustnessReport, labels, folder: pathlib.Path | None) -> None:
+    if folder is None:
+        return
     write_json(folder / "report.json", report.to_json())
     write_npz(folder / "per_example.npz", {"labels": labels, **report.correct})
