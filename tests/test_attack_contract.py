@@ -96,9 +96,9 @@ class Rows(tf.Module):
     ("options", "extra"),
     [
         ({"keep": "last"}, 2),
-        ({"keep": "best"}, 3),
-        ({"keep": "best", "loss": "kl"}, 4),
-        ({"keep": "best", "num_restarts": 3}, 3),
+        ({"keep": "best"}, 2),
+        ({"keep": "best", "loss": "kl"}, 3),
+        ({"keep": "best", "num_restarts": 3}, 2),
     ],
     ids=["last", "best", "kl", "restarts"],
 )
@@ -137,7 +137,7 @@ def test_restarts_go_on_with_the_survivors_and_never_get_weaker():
             assert np.all(after[~done] > before[~done])
     held = ~runs[-1].success
     np.testing.assert_array_equal(runs[-1].backward_passes[held], 5 * 2)
-    np.testing.assert_array_equal(runs[-1].forward_passes[held], 5 * (2 + 3))
+    np.testing.assert_array_equal(runs[-1].forward_passes[held], 5 * (2 + 2))
 
 
 def test_keep_last_returns_the_last_iterate_and_best_the_strongest():
@@ -156,7 +156,7 @@ def test_keep_last_returns_the_last_iterate_and_best_the_strongest():
     np.testing.assert_allclose(last.x_adv, [[0.7]], atol=1e-6)
     best = PGD(threat, 4, keep="best", **settings)(peaked, start, np.array([0]))
     np.testing.assert_allclose(best.x_adv, [[0.6]], atol=1e-6)
-    assert best.forward_passes[0] == last.forward_passes[0] + 1
+    assert best.forward_passes[0] == last.forward_passes[0]
 
 
 @pytest.mark.parametrize("random_start", ["gaussian", 0.2], ids=["gaussian", "wide"])

@@ -27,7 +27,7 @@ from he_keras.attacks.checks import (
     check_seed,
     check_threat,
 )
-from he_keras.attacks.result import AttackResult, Crafted, concatenate, copied, merge
+from he_keras.attacks.result import AttackResult, Crafted, Score, concatenate, copied, merge
 from he_keras.attacks.survivors import put_rows, select_rows
 from he_keras.attacks.victim import Victim, check_logit_scale
 from he_keras.threat import NORMS, ThreatModel
@@ -173,7 +173,7 @@ class Attack:
 
     def _compile(self, model):
         """Returns the compiled batch function; the last model's is kept."""
-        victim = Victim(model, self.logit_scale)
+        victim = Victim(model, self.logit_scale, streams=None)
         # Every access to a bound method makes a new object: compare its two parts.
         parts = getattr(model, "__self__", None), getattr(model, "__func__", model)
         key = (*map(id, parts), victim.scale, getattr(victim.head, "margin", None))
@@ -205,31 +205,29 @@ class Attack:
 
     def _attack_batch(self, victim: Victim, images, labels, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
-        clean_logits = victim.logits(images)
+        clean = score(victim.logits(images), labels)
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken or self.minimum_norm:
-            rows = tf.boolean_mask(rows, ~is_wrong(clean_logits, labels))
+            rows = tf.boolean_mask(rows, ~clean.broken)
         # Not every model can run on an empty batch.
-        left_alone = self._left_alone(images, clean_logits)
+        left_alone = self._left_alone(images, clean)
         outcome = tf.cond(
             tf.size(rows) > 0,
             lambda: self._attack_rows(victim, images, labels, seeds, left_alone, rows),
             lambda: left_alone,
         )
-        logits = outcome.pop("logits")
-        finite = tf.reduce_all(tf.math.is_finite(clean_logits) & tf.math.is_finite(logits), axis=1)
-        outcome["success"] = is_wrong(logits, labels)
-        outcome["margin"] = losses.margin(logits, labels)
-        outcome["non_finite"] = ~finite
+        outcome["non_finite"] = ~(clean.finite & outcome.pop("finite"))
         outcome["forward_passes"] += 1
         return outcome
 
-    def _left_alone(self, images, clean_logits) -> dict[str, Any]:
+    def _left_alone(self, images, clean: Score) -> dict[str, Any]:
         """The outcome for examples that are not attacked."""
         passes = tf.zeros(tf.shape(images)[:1], tf.int32)
         outcome = {
             "x_adv": images,
-            "logits": clean_logits,
+            "success": clean.broken,
+            "margin": clean.margin,
+            "finite": clean.finite,
             "forward_passes": passes,
             "backward_passes": passes,
             "distance": tf.zeros_like(passes, images.dtype),
@@ -240,27 +238,36 @@ class Attack:
         """Attacks some rows; the others keep the outcome of being left alone."""
         chosen, chosen_labels = tf.gather(images, rows), tf.gather(labels, rows)
         crafted = self.run(victim, chosen, chosen_labels, tf.gather(seeds, rows))
-        x_adv = self.threat.project(crafted.x_adv, chosen)
+        x_adv, scored, passes = self._scored(victim, crafted, chosen, chosen_labels)
+        outcome = {
+            "x_adv": x_adv,
+            "success": scored.broken,
+            "margin": scored.margin,
+            "finite": scored.finite,
+            "forward_passes": crafted.forward_passes + passes,
+            "backward_passes": crafted.backward_passes,
+            "distance": self.threat.distance(x_adv, chosen),
+        }
+        if self.minimum_norm:
+            outcome |= self._nearest(crafted, chosen, outcome)
+        return {name: put_rows(left_alone[name], rows, value) for name, value in outcome.items()}
+
+    def _scored(self, victim: Victim, crafted: Crafted, images, labels) -> tuple[Any, Score, int]:
+        """The allowed adversarial images, their scores, and the passes that these cost."""
+        if crafted.score is not None:
+            return crafted.x_adv, crafted.score, 0
+        x_adv = self.threat.project(crafted.x_adv, images)
         if self.minimum_norm:
             # These points lie so close to the decision boundary that even the rounding of a
             # projection could take them back over it.
             within = crafted.distance <= self.threat.epsilon
             x_adv = select_rows(within, crafted.x_adv, x_adv)
-        x_adv = tf.where(tf.math.is_finite(x_adv), x_adv, chosen)
-        outcome = {
-            "x_adv": x_adv,
-            "logits": victim.logits(x_adv),
-            "forward_passes": crafted.forward_passes + 1,
-            "backward_passes": crafted.backward_passes,
-            "distance": self.threat.distance(x_adv, chosen),
-        }
-        if self.minimum_norm:
-            outcome |= self._nearest(crafted, chosen, chosen_labels, outcome)
-        return {name: put_rows(left_alone[name], rows, value) for name, value in outcome.items()}
+        x_adv = tf.where(tf.math.is_finite(x_adv), x_adv, images)
+        return x_adv, score(victim.logits(x_adv), labels), 1
 
-    def _nearest(self, crafted: Crafted, images, labels, outcome) -> dict[str, Any]:
+    def _nearest(self, crafted: Crafted, images, outcome) -> dict[str, Any]:
         """The nearest adversarial image: the attack's, unless its projection is one too."""
-        broken = is_wrong(outcome["logits"], labels)
+        broken = outcome["success"]
         # Found inside the ball, but not confirmed when scored again: that is no success.
         farther = tf.cast(crafted.distance, images.dtype)
         farther = tf.where(farther > self.threat.epsilon, farther, np.inf)
@@ -308,6 +315,13 @@ class Attack:
         config = dict(config)
         config["threat"] = keras.saving.deserialize_keras_object(config["threat"])
         return cls(**config)
+
+
+def score(logits, labels, dtype=None) -> Score:
+    """Judges logits; `dtype` is that of the margins, by default the logits'."""
+    finite = tf.reduce_all(tf.math.is_finite(logits), axis=1)
+    margin = losses.margin(logits, labels)
+    return Score(is_wrong(logits, labels), tf.cast(margin, dtype or margin.dtype), finite)
 
 
 def is_wrong(logits, labels):

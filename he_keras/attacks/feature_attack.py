@@ -11,9 +11,9 @@ from he_keras.attacks.attack import Attack, is_wrong
 from he_keras.attacks.checks import check_examples, check_positive_integer
 from he_keras.attacks.gradients import input_gradient
 from he_keras.attacks.multi_targeted import Found, better, nothing_found, seeds_of_target
-from he_keras.attacks.projected_gradient import checked_start, draw_start
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import AttackResult, Crafted
+from he_keras.attacks.starts import checked_start, draw_start
 from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon

@@ -10,9 +10,9 @@ from he_keras.attacks.adam import adam_step, zero_moments
 from he_keras.attacks.attack import Attack, is_wrong
 from he_keras.attacks.checks import check_number, check_positive_integer
 from he_keras.attacks.gradients import loss_and_gradient
-from he_keras.attacks.projected_gradient import checked_start, draw_start
 from he_keras.attacks.registry import register
 from he_keras.attacks.result import Crafted
+from he_keras.attacks.starts import checked_start, draw_start
 from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel, parse_epsilon

@@ -1,25 +1,27 @@
 """FGSM, BIM, PGD, MIM, margin-PGD, adaptive PGD and the TRADES attack: settings of one loop."""
 
-import math
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer, check_threat
+from he_keras.attacks.attack import Attack, score
+from he_keras.attacks.checks import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    check_threat,
+)
 from he_keras.attacks.gradients import loss_and_gradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
+from he_keras.attacks.result import Crafted, Score
+from he_keras.attacks.starts import checked_start, draw_start
 from he_keras.attacks.survivors import iterate, select_rows
 from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
+from he_keras.threat import ThreatModel, parse_epsilon
 
 LOSSES = ("kl", *losses.ATTACK_LOSSES)
-#: Standard deviation of the released HE and TRADES training start.
-GAUSSIAN_START = 0.001
 _VELOCITY_FLOOR = 1e-12
 
 
@@ -30,6 +32,7 @@ class _State(NamedTuple):
     velocity: Any
     best: Any
     best_loss: Any
+    best_score: Score
     broken: Any
     forward_passes: Any
     backward_passes: Any
@@ -129,22 +132,23 @@ class ProjectedGradient(Attack):
             state = iterate(step, state, inputs, self.num_steps, is_active)
         if self.keep == "best":
             state = self._score_last(victim, labels, reference, state)
-        extra = 1 if self.loss == "kl" else 0
-        return Crafted(
-            state.best if self.keep == "best" else state.x_adv,
-            state.forward_passes + extra,
-            state.backward_passes,
-        )
+        passes = state.forward_passes + (1 if self.loss == "kl" else 0), state.backward_passes
+        if self.keep == "last":
+            return Crafted(state.x_adv, *passes)
+        # One lucky draw of a randomised model does not count: there the framework scores again.
+        scored = state.best_score if self.eot_samples == 1 else None
+        return Crafted(state.best, *passes, score=scored)
 
     def _initial_state(self, images, start) -> _State:
         rows = tf.shape(images)[:1]
-        passes = tf.zeros(rows, tf.int32)
+        passes, unbroken = tf.zeros(rows, tf.int32), tf.zeros(rows, tf.bool)
         return _State(
             x_adv=start,
             velocity=tf.zeros_like(images) if self.decay is not None else passes,
             best=start if self.keep == "best" else passes,
             best_loss=tf.fill(rows, images.dtype.min),
-            broken=tf.zeros(rows, tf.bool),
+            best_score=Score(unbroken, tf.zeros(rows, images.dtype), unbroken),
+            broken=unbroken,
             forward_passes=passes,
             backward_passes=passes,
         )
@@ -187,15 +191,17 @@ class ProjectedGradient(Attack):
         """Notes broken examples and the best iterate: misclassified, else of the highest loss."""
         if not self.stop_when_broken and self.keep == "last":
             return state
-        wrong = is_wrong(logits, labels)
-        if self.keep == "best":
-            loss = tf.cast(loss, state.best_loss.dtype)
-            better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
-            state = state._replace(
-                best=select_rows(better, state.x_adv, state.best),
-                best_loss=tf.where(better, loss, state.best_loss),
-            )
-        return state._replace(broken=state.broken | wrong)
+        scored = score(logits, labels, state.best_loss.dtype)
+        if self.keep == "last":
+            return state._replace(broken=state.broken | scored.broken)
+        loss = tf.cast(loss, state.best_loss.dtype)
+        better = tf.where(state.broken == scored.broken, loss > state.best_loss, scored.broken)
+        return state._replace(
+            best=select_rows(better, state.x_adv, state.best),
+            best_loss=tf.where(better, loss, state.best_loss),
+            best_score=select_rows(better, scored, state.best_score),
+            broken=state.broken | scored.broken,
+        )
 
     def _score_last(self, victim, labels, reference, state: _State) -> _State:
         logits = victim.logits(state.x_adv)
@@ -348,34 +354,8 @@ def TradesKL(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGr
     )
 
 
-def draw_start(threat: ThreatModel, random_start: bool | float | str, images, seeds):
-    """Returns the first iterate for a `random_start` as `ProjectedGradient` explains it."""
-    if random_start is False:
-        return images
-    if random_start == "gaussian":
-        return images + GAUSSIAN_START * draw_per_seed(_standard_normal, images, seeds)
-    radius = None if random_start is True else float(random_start)
-    return threat.random_start(images, seeds, radius)
-
-
-def checked_start(random_start) -> bool | float | str:
-    """Returns True, False, "gaussian" or a positive radius, as plain Python values."""
-    if isinstance(random_start, (bool, np.bool_)):
-        return bool(random_start)
-    if isinstance(random_start, str) and random_start == "gaussian":
-        return random_start
-    is_number = isinstance(random_start, (int, float, np.integer, np.floating))
-    if is_number and 0 <= random_start < math.inf:
-        return float(random_start) or False
-    raise ValueError(
-        'Invalid random_start; expected True, False, a radius or "gaussian"; '
-        f"received random_start={random_start!r}"
-    )
-
-
 def _check_choices(loss, random_start, decay, margin) -> None:
-    if loss not in LOSSES:
-        raise ValueError(f"Unknown attack loss; expected one of {LOSSES}; received loss={loss!r}")
+    check_choice("loss", loss, LOSSES)
     if decay is not None:
         check_number("decay", decay, 0.0)
     if loss == "kl" and random_start is False:
@@ -385,10 +365,6 @@ def _check_choices(loss, random_start, decay, margin) -> None:
         )
     if margin != "model":
         check_number("margin", margin)
-
-
-def _standard_normal(shape, seed, dtype):
-    return tf.random.stateless_normal(shape, seed, dtype=dtype)
 
 
 def _divided_by_mean_size(gradient):

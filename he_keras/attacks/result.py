@@ -6,6 +6,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
+class Score(NamedTuple):
+    """What one image's logits say about it; one entry per example in each tensor.
+
+    Attributes:
+        broken: the image is misclassified.
+        margin: true logit minus the largest other one.
+        finite: no logit is NaN or infinite.
+    """
+
+    broken: Any
+    margin: Any
+    finite: Any
+
+
 class Crafted(NamedTuple):
     """What `Attack.run` returns for one batch.
 
@@ -15,12 +29,15 @@ class Crafted(NamedTuple):
         backward_passes: int tensor `(n,)`, gradient passes for each example.
         distance: minimum-norm attacks only: length of the perturbation of `x_adv` where it was seen
             to be misclassified, infinity where none was found.
+        score: of `x_adv`, by an attack that has seen its logits and has projected it itself; None
+            has the framework project and score it, which costs a forward pass.
     """
 
     x_adv: Any
     forward_passes: Any
     backward_passes: Any
     distance: Any = None
+    score: Score | None = None
 
 
 @dataclasses.dataclass(frozen=True)

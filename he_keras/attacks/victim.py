@@ -6,6 +6,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from he_keras.attacks.streams import in_streams, worthwhile_streams
 from he_keras.layers.cosine_head import CosineHead
 
 
@@ -22,9 +23,17 @@ class Victim:
             out (the HE paper's protocol, which weakens cross-entropy attacks); a number sets the
             scale of a cosine head, or multiplies the logits of any other classifier.
         training: run the model in training mode (only some training objectives want that).
+        streams: into how many parts a batch is cut that the processor works on side by side, see
+            `he_keras.attacks.streams`; None for as many as it gains from.
     """
 
-    def __init__(self, model, logit_scale: float | str = "model", training: bool = False) -> None:
+    def __init__(
+        self,
+        model,
+        logit_scale: float | str = "model",
+        training: bool = False,
+        streams: int | None = 1,
+    ) -> None:
         check_logit_scale(logit_scale)
         if not callable(model):
             raise TypeError(
@@ -33,6 +42,7 @@ class Victim:
             )
         self.model = model
         self.training = training
+        self.streams = worthwhile_streams(model) if streams is None else streams
         self.head = _head_of(model)
         head_scale = self.head.scale if isinstance(self.head, CosineHead) else 1.0
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
@@ -41,6 +51,9 @@ class Victim:
 
     def logits(self, images):
         """Returns the logits that the attack works on, in float32 or better."""
+        return self._scaled(in_streams(self._raw_logits, images, self.streams))
+
+    def _raw_logits(self, images):
         if isinstance(self.model, keras.layers.Layer):
             logits = self.model(images, training=self.training)
         else:
@@ -54,7 +67,7 @@ class Victim:
         if logits.shape.rank is None:
             # What `tf.numpy_function` returns.
             logits = tf.ensure_shape(logits, [None, None])
-        return self._scaled(logits)
+        return logits
 
     def features(self, images):
         """Returns the feature vectors in front of the head, in float32 or better.
@@ -62,16 +75,18 @@ class Victim:
         They come from the model's own method `features`, else they are the input of the last layer
         of a functional or sequential model.
         """
-        if hasattr(self.model, "features"):
-            features = self.model.features(images, training=self.training)
-        else:
-            features = self._body_of_model()(images, training=self.training)
+        features = in_streams(self._raw_features, images, self.streams)
         if not tf.is_tensor(features) or features.shape.rank != 2:
             raise ValueError(
                 "The head's input is not a feature vector; expected a tensor of shape (n, "
                 f"features): add global pooling or Flatten; received {features!r:.100}"
             )
         return _at_least_float32(features)
+
+    def _raw_features(self, images):
+        if hasattr(self.model, "features"):
+            return self.model.features(images, training=self.training)
+        return self._body_of_model()(images, training=self.training)
 
     def logits_of_features(self, features):
         """Returns the logits that the head makes of features.

@@ -1,0 +1,57 @@
+"""Halves of a batch side by side give the logits, features and gradients of the whole."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from he_keras.attacks import Victim, streams
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("what", ["logits", "features"])
+def test_halves_give_what_the_whole_gives(model, count, what):
+    images = tf.constant(np.random.default_rng(0).random((count, 4)), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def in_halves(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = getattr(Victim(model, streams=2), what)(images)
+        return outputs, tape.gradient(outputs, images)
+
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        whole = getattr(Victim(model), what)(images)
+    outputs, gradient = in_halves(images)
+    np.testing.assert_allclose(outputs, whole, atol=1e-6)
+    np.testing.assert_allclose(gradient, tape.gradient(whole, images), atol=1e-6)
+
+
+def test_each_half_is_a_network_of_its_own(model):
+    sizes = []
+
+    def watched(images):
+        sizes.append(images)
+        return model(images)
+
+    tf.function(lambda images: Victim(watched, streams=2).logits(images))(tf.zeros((5, 4)))
+    assert [part.shape[0] for part in sizes] == [3, 3]
+
+
+def test_only_networks_of_some_size_are_worth_it(model, monkeypatch):
+    monkeypatch.setattr(streams.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(streams.tf.config, "list_logical_devices", lambda kind: [])
+    assert streams.worthwhile_streams(model) == 1
+    assert streams.worthwhile_streams(lambda images: images) == 1
+    monkeypatch.setattr(streams, "_WORTHWHILE_WEIGHTS", 10)
+    assert streams.worthwhile_streams(model) == 2
+    monkeypatch.setattr(streams.os, "cpu_count", lambda: 1)
+    assert streams.worthwhile_streams(model) == 1
