@@ -1,9 +1,10 @@
-"""Measures this machine: `python tools/benchmark.py data` or `... attacks --model=FILE`.
+"""Measures this machine: `python tools/benchmark.py data|attacks|memory [--model=FILE]`.
 
 data: images per second of the input pipeline beside what training of a small network takes.
 attacks: each attack beside cleverhans, foolbox, ART and torchattacks on the same weights, whichever
 of them are installed (`pip install -e .[bench]`). The model must be a pre-activation ResNet of
 he_keras for torchattacks, which gets a PyTorch twin of it.
+memory: peak memory of each attack beside one forward and backward pass of the same batch.
 """
 
 import pathlib
@@ -21,7 +22,7 @@ _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 256, "attacks: test images 
 _ATTACKS = flags.DEFINE_list("attacks", ["fgsm", "pgd-20", "mim-20"], "attacks: names.")
 _EPSILON = flags.DEFINE_string("epsilon", "8/255", "attacks: radius in the l_inf norm.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "attacks: interleaved rounds; the best counts.")
-_BENCHMARKS = ("data", "attacks")
+_BENCHMARKS = ("data", "attacks", "memory")
 # `cli` allows so many arguments that are not flags.
 POSITIONAL = 1
 
@@ -31,7 +32,7 @@ def main(arguments) -> None:
     if len(arguments) != 2 or arguments[1] not in _BENCHMARKS:
         cli.fail(f"Unknown benchmark; expected one of {_BENCHMARKS}; received {arguments[1:]}")
     with cli.one_line_errors():
-        print(_data() if arguments[1] == "data" else _attacks())
+        print({"data": _data, "attacks": _attacks, "memory": _memory}[arguments[1]]())
 
 
 def _data() -> str:
@@ -44,21 +45,37 @@ def _attacks() -> str:
     import he_keras as he
     from he_keras_tools.benchmarks import attacks
 
+    path = pathlib.Path(_model_path())
+    model = he.load_model(path / "model.keras" if path.is_dir() else path)
+    images, labels = _examples(_NUM_EXAMPLES.value)
+    settings = _threat(), _ATTACKS.value, _ROUNDS.value, _BATCH_SIZE.value
+    return attacks.measure(model, images, labels, *settings)
+
+
+def _memory() -> str:
+    from he_keras_tools.benchmarks import memory
+
+    path = _model_path()
+    images, labels = _examples(_BATCH_SIZE.value)
+    return memory.measure(path, images, labels, _threat(), _ATTACKS.value)
+
+
+def _model_path() -> str:
     if not _MODEL.value:
         raise ValueError("No model; expected --model=FOLDER_OR_FILE; received none")
-    path = pathlib.Path(_MODEL.value)
-    model = he.load_model(path / "model.keras" if path.is_dir() else path)
-    dataset = he.data.load(_DATA.value, "test", data_dir=_DATA_DIR.value)
-    images, labels = dataset.take(_NUM_EXAMPLES.value).as_float()
-    return attacks.measure(
-        model,
-        images,
-        labels,
-        he.ThreatModel("linf", _EPSILON.value),
-        _ATTACKS.value,
-        _ROUNDS.value,
-        _BATCH_SIZE.value,
-    )
+    return _MODEL.value
+
+
+def _examples(count: int):
+    import he_keras as he
+
+    return he.data.load(_DATA.value, "test", data_dir=_DATA_DIR.value).take(count).as_float()
+
+
+def _threat():
+    import he_keras as he
+
+    return he.ThreatModel("linf", _EPSILON.value)
 
 
 if __name__ == "__main__":
