@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
+from he_keras.evaluation.report_data import RESERVED
 from he_keras.evaluation.robustness import resolve_attacks
 
 THREAT = he.ThreatModel("linf", 0.08)
@@ -43,9 +44,15 @@ def examples():
 ATTACKS = ("fgsm", "pgd-3", "cw-linf-3")
 
 
+def evaluate(*arguments, **options):
+    """Without the checks, and each attack by itself."""
+    settings = {"checks": False, "mode": "individual", **options}
+    return he.evaluate_robustness(*arguments, **settings)
+
+
 @pytest.fixture(scope="module")
 def report(model, examples):
-    return he.evaluate_robustness(model, examples, THREAT, ATTACKS, batch_size=10)
+    return evaluate(model, examples, THREAT, ATTACKS, batch_size=10)
 
 
 def test_the_model_is_worth_attacking(report):
@@ -67,8 +74,12 @@ def test_flags_are_those_of_the_attack_itself(model, examples, report, name):
     np.testing.assert_array_equal(report.correct[name], ~result.success)
     (row,) = (row for row in report.rows if row.name == name)
     assert row.robust_accuracy == result.robust_accuracy
-    assert row.forward_passes == result.forward_passes.mean()
-    assert row.backward_passes == result.backward_passes.mean()
+    # What is wrong from the start is not attacked.
+    clean = report.correct["clean"]
+    assert row.num_attacked == clean.sum()
+    assert row.num_broken == result.success[clean].sum()
+    assert row.forward_passes == result.forward_passes[clean].sum() / NUM_EXAMPLES
+    assert row.backward_passes == result.backward_passes[clean].sum() / NUM_EXAMPLES
     assert row.seconds >= 0
 
 
@@ -81,7 +92,7 @@ def test_worst_case_is_the_conjunction(report):
 
 
 def test_order_of_attacks_changes_nothing_but_the_order(model, examples, report):
-    again = he.evaluate_robustness(model, examples, THREAT, ATTACKS[::-1], batch_size=7)
+    again = evaluate(model, examples, THREAT, ATTACKS[::-1], batch_size=7)
     assert [row.name for row in again.rows] == list(ATTACKS[::-1])
     assert again.worst_case == report.worst_case
     for name in ("clean", *ATTACKS):
@@ -99,7 +110,7 @@ def test_mistakes_on_clean_images_count(examples):
         return nearest @ table * 5.0 + 0.0 * tf.reduce_sum(batch, axis=1, keepdims=True)
 
     tiny = he.ThreatModel("linf", 1e-4)
-    report = he.evaluate_robustness(logits, examples, tiny, ["fgsm"])
+    report = evaluate(logits, examples, tiny, ["fgsm"])
     assert report.clean_accuracy == report.worst_case == 10 / NUM_EXAMPLES
     assert report.rows[0].robust_accuracy == 10 / NUM_EXAMPLES
 
@@ -108,7 +119,7 @@ def test_nan_logits_are_mistakes(examples):
     def logits(images):
         return images[:, :3] * tf.constant([1.0, np.nan, 1.0])
 
-    report = he.evaluate_robustness(logits, examples, THREAT, ["fgsm"])
+    report = evaluate(logits, examples, THREAT, ["fgsm"])
     assert report.clean_accuracy == report.worst_case == 0.0
 
 
@@ -121,7 +132,7 @@ def as_dataset(images, labels):
 
 def test_every_kind_of_examples_gives_the_same(model, examples, report):
     for given in (as_dataset(*examples), tuple(map(list, examples))):
-        again = he.evaluate_robustness(model, given, THREAT, ["pgd-3"])
+        again = evaluate(model, given, THREAT, ["pgd-3"])
         assert again.num_examples == NUM_EXAMPLES
         np.testing.assert_array_equal(again.correct["clean"], report.correct["clean"])
         np.testing.assert_array_equal(again.correct["pgd-3"], report.correct["pgd-3"])
@@ -135,7 +146,7 @@ def test_data_sets_in_memory_are_scaled_to_the_bounds():
         seen.append(float(tf.reduce_max(images)) if tf.executing_eagerly() else 0.0)
         return tf.reshape(images, [-1, 16])[:, :3]
 
-    report = he.evaluate_robustness(logits, dataset, THREAT, ["fgsm"])
+    report = evaluate(logits, dataset, THREAT, ["fgsm"])
     assert report.num_examples == 10
     assert 0.2 < max(seen) <= 1.0
 
@@ -162,10 +173,10 @@ def test_streamed_data_sets_are_evaluated_batch_by_batch():
     def logits(images):
         return tf.reduce_mean(images, axis=(1, 2)) * 10.0
 
-    report = he.evaluate_robustness(logits, dataset, THREAT, ["fgsm"], batch_size=2)
+    report = evaluate(logits, dataset, THREAT, ["fgsm"], batch_size=2)
     assert report.num_examples == 5
     images, labels = next(iter(he.data.eval_pipeline(dataset, 5)))
-    expected = he.evaluate_robustness(logits, (images, labels), THREAT, ["fgsm"])
+    expected = evaluate(logits, (images, labels), THREAT, ["fgsm"])
     for name in ("clean", "fgsm"):
         np.testing.assert_array_equal(report.correct[name], expected.correct[name])
 
@@ -175,7 +186,7 @@ def test_streamed_data_sets_are_evaluated_batch_by_batch():
 
 def test_attack_objects_keep_their_settings(model, examples):
     attack = he.attacks.PGD(THREAT, num_steps=2, step_size=0.01, name="mine", batch_size=5)
-    report = he.evaluate_robustness(model, examples, THREAT, [attack, "fgsm"], step_size=0.02)
+    report = evaluate(model, examples, THREAT, [attack, "fgsm"], step_size=0.02)
     mine, fgsm = report.rows
     assert mine.settings == attack.get_config()
     np.testing.assert_array_equal(report.correct["mine"], ~attack(model, *examples).success)
@@ -203,7 +214,7 @@ def test_options_go_to_attacks_by_name():
     ],
 )
 def test_no_scale_1_cross_entropy_result_stands_alone(model, examples, attacks, options, added):
-    report = he.evaluate_robustness(model, examples, THREAT, attacks, **options)
+    report = evaluate(model, examples, THREAT, attacks, **options)
     names = [row.name for row in report.rows]
     assert names[len(attacks) :] == (["cw-linf-20"] if added else [])
     for row in report.rows[: len(attacks)]:
@@ -233,7 +244,7 @@ def test_wrong_attacks(examples, attacks, options, error, message):
         raise AssertionError("the model was called")
 
     with pytest.raises(error, match=message):
-        he.evaluate_robustness(never, examples, THREAT, attacks, **options)
+        evaluate(never, examples, THREAT, attacks, **options)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +268,7 @@ def test_wrong_examples(model, examples, spoil, message, kind):
             message = "shape"
         given = as_dataset(*given)
     with pytest.raises(ValueError, match=message):
-        he.evaluate_robustness(model, given, THREAT, ["fgsm"])
+        evaluate(model, given, THREAT, ["fgsm"])
 
 
 def test_unwritable_folder_is_noticed_before_the_work(examples, tmp_path):
@@ -266,7 +277,7 @@ def test_unwritable_folder_is_noticed_before_the_work(examples, tmp_path):
 
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="Cannot write the report; expected a writable folder"):
-        he.evaluate_robustness(never, examples, THREAT, ["fgsm"], tmp_path / "file" / "eval")
+        evaluate(never, examples, THREAT, ["fgsm"], tmp_path / "file" / "eval")
 
 
 # What is left behind
@@ -275,13 +286,16 @@ def test_unwritable_folder_is_noticed_before_the_work(examples, tmp_path):
 @pytest.fixture(scope="module")
 def written(model, examples, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "deep" / "evaluation"
-    report = he.evaluate_robustness(model, examples, THREAT, ATTACKS, folder)
+    report = evaluate(model, examples, THREAT, ATTACKS, folder)
     return folder, report
 
 
-def test_folder_holds_two_complete_files(written):
-    assert sorted(each.name for each in written[0].iterdir()) == [
+def test_folder_holds_complete_files(written):
+    assert sorted(each.name for each in written[0].iterdir() if each.name[0] != ".") == [
+        "adversarial",
+        "gallery.npz",
         "per_example.npz",
+        "report.html",
         "report.json",
     ]
 
@@ -303,7 +317,7 @@ def test_report_json(written):
 def test_per_example_file_needs_no_pickle(written, examples):
     folder, report = written
     with np.load(folder / "per_example.npz", allow_pickle=False) as archive:
-        assert set(archive.files) == {"labels", "clean", *ATTACKS}
+        assert set(archive.files) == {*RESERVED, *ATTACKS}
         np.testing.assert_array_equal(archive["labels"], examples[1])
         for name in ("clean", *ATTACKS):
             assert archive[name].dtype == bool
@@ -312,20 +326,24 @@ def test_per_example_file_needs_no_pickle(written, examples):
 
 def test_table(report):
     lines = report.table().splitlines()
-    assert lines[0].split() == ["attack", "accuracy", "seconds", "forward", "backward"]
+    columns = ["attack", "accuracy", "broken", "seconds", "forward", "backward"]
+    assert lines[0].split() == columns
     assert lines[1].split() == ["(clean)", f"{report.clean_accuracy:.2%}"]
     for line, row in zip(lines[2:5], report.rows, strict=True):
         assert line.split() == [
             row.name,
             f"{row.robust_accuracy:.2%}",
+            f"{row.num_broken}",
             f"{row.seconds:.1f}",
             f"{row.forward_passes:.1f}",
             f"{row.backward_passes:.1f}",
         ]
-    assert lines[5].split() == ["(worst", "case)", f"{report.worst_case:.2%}", "n", "=", "23"]
+    assert lines[5].split()[:6] == [
+        *("(worst", "case)", f"{report.worst_case:.2%}", "n", "=", "23,"),
+    ]
 
 
 def test_progress_shows_the_running_robust_accuracy(model, examples, capsys):
-    he.evaluate_robustness(model, examples, THREAT, ["fgsm"], batch_size=10, show_progress=True)
+    evaluate(model, examples, THREAT, ["fgsm"], batch_size=10, show_progress=True)
     last = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()[-1]
     assert "fgsm" in last and "23/23" in last and "robust=" in last

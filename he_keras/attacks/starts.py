@@ -28,7 +28,7 @@ def checked_start(random_start) -> bool | float | str:
         return bool(random_start)
     if isinstance(random_start, str) and random_start == "gaussian":
         return random_start
-    if isinstance(random_start, numbers.Real) and 0 <= random_start < math.inf:
+    if isinstance(random_start, numbers.Real) and 0 <= float(random_start) < math.inf:
         return float(random_start) or False
     raise ValueError(
         'Invalid random_start; expected True, False, a radius or "gaussian"; '

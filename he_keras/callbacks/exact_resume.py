@@ -7,7 +7,6 @@ storing.
 """
 
 import json
-import os
 import pathlib
 import time
 import zipfile
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from he_keras.atomic_files import replacing
+from he_keras.atomic_files import write_npz
 
 _FORMAT = 1
 
@@ -144,14 +143,6 @@ class ExactResume(keras.callbacks.Callback):
         """Saves at the start of the next epoch; keep this callback last in the list."""
         self._place = ResumePoint(epoch + 1, 0)
         self.save()
-
-
-def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes an .npz file that has reached the disk before it takes the name."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -1,7 +1,28 @@
 """Robustness evaluation."""
 
 from he_keras.evaluation.attack_runs import AttackRow
+from he_keras.evaluation.check import Check
+from he_keras.evaluation.comparison import compare, write_comparison_html
 from he_keras.evaluation.plots import plot_accuracies
-from he_keras.evaluation.robustness import RobustnessReport, evaluate_robustness
+from he_keras.evaluation.preflight import preflight
+from he_keras.evaluation.report import write_html
+from he_keras.evaluation.report_data import RobustnessReport
+from he_keras.evaluation.robustness import evaluate_robustness
+from he_keras.evaluation.sanity import epsilon_curve, sanity_checks
+from he_keras.evaluation.verification import Verification, verify
 
-__all__ = ["AttackRow", "RobustnessReport", "evaluate_robustness", "plot_accuracies"]
+__all__ = [
+    "AttackRow",
+    "Check",
+    "RobustnessReport",
+    "Verification",
+    "compare",
+    "epsilon_curve",
+    "evaluate_robustness",
+    "plot_accuracies",
+    "preflight",
+    "sanity_checks",
+    "verify",
+    "write_comparison_html",
+    "write_html",
+]

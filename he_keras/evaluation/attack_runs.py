@@ -1,15 +1,24 @@
-"""Runs attacks over a whole data set: an ensemble attack by attack, each on what is left."""
+"""Runs attacks over blocks of examples, each on those that are left, and keeps the account.
+
+A block is attacked by every attack before the next block begins, so that a partial evaluation
+already says how strong all attacks are. What happens in one block depends on no other.
+"""
 
 import dataclasses
 import time
+from typing import NamedTuple
 
 import numpy as np
 
 from he_keras.attacks import Attack, Ensemble
-from he_keras.evaluation.examples import Examples
+from he_keras.evaluation.examples import Block, Clean
+from he_keras.evaluation.intervals import wilson_interval
+from he_keras.evaluation.journal import BatchOutcome, Journal
+from he_keras.evaluation.scoring import Scorer
 
 #: Examples that attacks may look at before they begin.
 SAMPLE_SIZE = 1000
+MODES = ("survivors", "individual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,98 +27,268 @@ class AttackRow:
 
     Attributes:
         name: the attack.
-        robust_accuracy: share of all examples still classified correctly under this attack.
+        robust_accuracy: share of all examples still classified correctly: under this attack alone
+            (mode "individual"), or under it and all before it (mode "survivors", and stages).
+        interval: 95 % confidence interval of `robust_accuracy`.
+        num_attacked: how many examples it was run on.
+        num_broken: how many of them it broke.
+        remaining: share of all examples that this attack and all before it left.
         seconds: time spent.
         forward_passes: mean over all examples.
         backward_passes: mean over all examples.
+        median_distance: over the broken examples, in the threat model's norm; None without any.
+        max_distance: likewise.
         settings: the attack's configuration.
-        stages: for an ensemble one row for each of its attacks, whose robust accuracy is what was
-            left after it.
+        stages: for an ensemble one row for each of its attacks.
         warnings: what the attack itself found that makes its result doubtful.
         note: what has to be said beside the result in any case.
     """
 
     name: str
     robust_accuracy: float
+    interval: tuple[float, float]
+    num_attacked: int
+    num_broken: int
+    remaining: float
     seconds: float
     forward_passes: float
     backward_passes: float
+    median_distance: float | None
+    max_distance: float | None
     settings: dict
     stages: tuple["AttackRow", ...] = ()
     warnings: tuple[str, ...] = ()
     note: str = ""
 
 
-def run_attack(
-    attack: Attack, model, examples: Examples, sample, num_examples: int, show_progress: bool
-) -> tuple[AttackRow, np.ndarray]:
-    """Returns the attack's line of the report, and the flags "still correct".
+class Worst(NamedTuple):
+    """The adversarial image that an example is remembered by; arrays with one entry per example.
 
-    `sample` holds the first images and labels, which the attack may look at before it begins.
+    Attributes:
+        broken_by: number of the first attack that broke it; -1 if none did, -2 if it was wrong
+            from the start.
+        prediction: class predicted for that image; for all others the clean prediction.
+        margin: that image's margin; for the unbroken the smallest that any attack reached.
+        distance: length of its perturbation; infinite where none was found.
+        file_and_row: where the image is recorded, by position.
     """
-    unbroken = np.ones(num_examples, bool)
-    for each in getattr(attack, "components", (attack,)):
-        each.prepare(*sample)
-    if not isinstance(attack, Ensemble):
-        return _run_stage(attack, model, examples, unbroken, show_progress), unbroken
-    warnings = attack.warnings(model, *sample)
-    stages = []
-    for number, component in enumerate(attack.components):
-        before = unbroken.sum()
-        row = _run_stage(component, model, examples, unbroken, show_progress, attack.name)
-        stages.append(row)
-        warnings += attack.stage_warnings(number, int(before - unbroken.sum()), num_examples)
-        if not unbroken.any():
-            break
-    row = AttackRow(
-        name=attack.name,
-        robust_accuracy=float(unbroken.mean()),
-        seconds=round(sum(stage.seconds for stage in stages), 2),
-        forward_passes=sum(stage.forward_passes for stage in stages),
-        backward_passes=sum(stage.backward_passes for stage in stages),
-        settings=attack.get_config(),
-        stages=tuple(stages),
-        warnings=tuple(warnings),
-        note=attack.note,
-    )
-    return row, unbroken
+
+    broken_by: np.ndarray
+    prediction: np.ndarray
+    margin: np.ndarray
+    distance: np.ndarray
+    file_and_row: dict
 
 
-def _run_stage(
-    attack: Attack, model, examples: Examples, unbroken, show_progress: bool, ensemble: str = ""
-) -> AttackRow:
-    """Runs one attack on the unbroken examples, and updates `unbroken` in place."""
-    began = time.monotonic()
-    name = f"{ensemble}/{attack.name}" if ensemble else attack.name
-    bar = _progress_bar(name, int(unbroken.sum()), show_progress)
-    passes = np.zeros(2)
-    done = 0
-    for positions, images, labels in examples.chosen(unbroken.copy()):
-        result = attack(model, images, labels, example_ids=positions)
-        unbroken[positions] = ~result.success
-        passes += result.forward_passes.sum(), result.backward_passes.sum()
-        done += len(labels)
-        if bar is not None:
-            # A single attack knows only the examples it has seen, an ensemble those left over.
-            share = unbroken.mean() if ensemble else unbroken[:done].mean()
-            bar.set_postfix(robust=f"{share:.2%}", refresh=False)
-            bar.update(len(labels))
-    if bar is not None:
-        bar.close()
-    forward_passes, backward_passes = passes / len(unbroken)
-    return AttackRow(
-        name=attack.name,
-        robust_accuracy=float(unbroken.mean()),
-        seconds=round(time.monotonic() - began, 2),
-        forward_passes=float(forward_passes),
-        backward_passes=float(backward_passes),
-        settings=attack.get_config(),
-    )
+class _Tally:
+    """Sums over the batches of one attack."""
+
+    def __init__(self, attack: Attack) -> None:
+        self.attack = attack
+        self.num_attacked = self.num_broken = self.unconfirmed = self.non_finite = 0
+        self.seconds = self.forward_passes = self.backward_passes = 0.0
+        self.distances: list[np.ndarray] = []
+
+    def add(self, outcome: BatchOutcome) -> None:
+        self.num_attacked += len(outcome.broken)
+        self.num_broken += int(outcome.broken.sum())
+        self.unconfirmed += int(outcome.unconfirmed.sum())
+        self.non_finite += int(outcome.non_finite.sum())
+        self.seconds += float(outcome.seconds)
+        self.forward_passes += float(outcome.forward_passes.sum())
+        self.backward_passes += float(outcome.backward_passes.sum())
+        self.distances.append(outcome.distance[outcome.broken])
+
+    def row(
+        self, left: tuple[int, int], num_examples: int, warnings=(), stages=(), note=""
+    ) -> AttackRow:
+        """Returns the line; `left` counts the examples right under this attack, and under all."""
+        num_correct, num_remaining = left
+        distances = np.concatenate(self.distances) if self.distances else np.zeros(0)
+        return AttackRow(
+            name=self.attack.name,
+            robust_accuracy=num_correct / num_examples,
+            interval=wilson_interval(num_correct, num_examples),
+            num_attacked=self.num_attacked,
+            num_broken=self.num_broken,
+            remaining=num_remaining / num_examples,
+            seconds=round(self.seconds, 2),
+            forward_passes=self.forward_passes / num_examples,
+            backward_passes=self.backward_passes / num_examples,
+            median_distance=float(np.median(distances)) if len(distances) else None,
+            max_distance=float(np.max(distances)) if len(distances) else None,
+            settings=self.attack.get_config(),
+            warnings=(*self._warnings(), *warnings),
+            stages=tuple(stages),
+            note=note,
+        )
+
+    def _warnings(self) -> list[str]:
+        found = []
+        if self.unconfirmed:
+            found.append(
+                f"{self.unconfirmed} successes were gone when the images were scored once more: "
+                "the model is random, or its margins there are rounding errors; they do not count."
+            )
+        if self.non_finite:
+            found.append(
+                f"The model returned NaN or infinity for {self.non_finite} examples: repair it."
+            )
+        return found
+
+    def merged(self, other: "_Tally") -> "_Tally":
+        """Takes over another's sums, but for the attacked examples: those are counted once."""
+        for name in ("num_broken", "unconfirmed", "non_finite", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.forward_passes += other.forward_passes
+        self.backward_passes += other.backward_passes
+        self.distances += other.distances
+        return self
 
 
-def _progress_bar(name: str, total: int, show: bool):
-    if not show:
-        return None
-    from tqdm import tqdm
+class AttackRuns:
+    """All attacks of one evaluation and what they have found so far.
 
-    return tqdm(total=total, desc=name, unit="image", dynamic_ncols=True, mininterval=1.0)
+    Args:
+        attacks: in order; an ensemble's components run on its own survivors.
+        model: the model.
+        scorer: gives the verdicts.
+        clean: labels, and what the model says about the clean images, by position.
+        mode: "survivors" attacks what all earlier attacks left, "individual" every example that is
+            classified correctly.
+        batch_size: examples per call of an attack.
+        journal: where finished batches are.
+    """
+
+    def __init__(
+        self, attacks, model, scorer: Scorer, clean: Clean, mode: str, batch_size: int, journal
+    ) -> None:
+        self.attacks: list[Attack] = attacks
+        self.model = model
+        self.scorer = scorer
+        self.labels = clean.labels
+        self.num_classes = clean.num_classes
+        self.clean_prediction = clean.scored.prediction
+        self.mode = mode
+        self.batch_size = batch_size
+        self.journal: Journal = journal
+        self.clean = ~clean.scored.wrong
+        self.correct = {attack.name: self.clean.copy() for attack in attacks}
+        self.unbroken = self.clean.copy()
+        self.worst = Worst(
+            np.where(self.clean, -1, -2),
+            self.clean_prediction.copy(),
+            clean.scored.margin.copy(),
+            np.where(self.clean, np.inf, 0.0),
+            {},
+        )
+        self._tallies = [[_Tally(part) for part in parts(attack)] for attack in attacks]
+
+    def attack(self, block: Block, progress) -> None:
+        """Runs every attack on one block, and tells `progress` of every batch."""
+        for number, attack in enumerate(self.attacks):
+            todo = (self.unbroken if self.mode == "survivors" else self.clean)[block.positions]
+            alive = todo.copy()
+            for stage, part in enumerate(parts(attack)):
+                name = f"{number:02d}-{attack.name}"
+                if isinstance(attack, Ensemble):
+                    name = f"{name}.{stage:02d}-{part.name}"
+                self._run_stage(number, stage, part, name, block, alive, progress)
+            self.correct[attack.name][block.positions] = alive
+            self.unbroken[block.positions] &= alive
+            progress.attack_done(len(block.positions))
+
+    def _run_stage(self, number, stage, attack, name, block: Block, alive, progress) -> None:
+        """Runs one attack on the rows of a block that are alive, and updates these in place."""
+        rows = np.flatnonzero(alive)
+        for batch, first in enumerate(range(0, len(rows), self.batch_size)):
+            chosen = rows[first : first + self.batch_size]
+            path = self.journal.path(block.number, name, batch)
+            outcome = self.journal.recall(path)
+            if outcome is None:
+                outcome = self._attack_batch(attack, block, chosen)
+                self.journal.record(path, outcome)
+            alive[chosen] = ~outcome.broken
+            self._tallies[number][stage].add(outcome)
+            self._remember(number, outcome, path)
+            progress.batch_done(name, self.unbroken[block.positions] & alive, block)
+
+    def _attack_batch(self, attack: Attack, block: Block, rows: np.ndarray) -> BatchOutcome:
+        images, labels, positions = (
+            column[rows] for column in (block.images, block.labels, block.positions)
+        )
+        began = time.monotonic()
+        result = attack(self.model, images, labels, example_ids=positions)
+        seconds = time.monotonic() - began
+        broken, margin = result.success.copy(), result.margin.astype(np.float32)
+        prediction = labels.astype(np.int32)
+        found = np.flatnonzero(broken)
+        if len(found):
+            # The verdict is that of the very array that is recorded.
+            scored = self.scorer(result.x_adv[found], labels[found])
+            broken[found], margin[found] = scored.wrong, scored.margin
+            prediction[found] = scored.prediction
+        return BatchOutcome(
+            positions=positions,
+            labels=labels,
+            broken=broken,
+            prediction=prediction,
+            margin=margin,
+            distance=result.distance,
+            forward_passes=result.forward_passes,
+            backward_passes=result.backward_passes,
+            non_finite=result.non_finite,
+            unconfirmed=result.success & ~broken,
+            x_adv=result.x_adv[broken],
+            seconds=np.array(seconds),
+        )
+
+    def _remember(self, number: int, outcome: BatchOutcome, path) -> None:
+        worst, positions = self.worst, outcome.positions
+        first = outcome.broken & (worst.broken_by[positions] == -1)
+        chosen = positions[first]
+        worst.broken_by[chosen] = number
+        worst.prediction[chosen] = outcome.prediction[first]
+        worst.margin[chosen] = outcome.margin[first]
+        worst.distance[chosen] = outcome.distance[first]
+        row_of = np.cumsum(outcome.broken) - 1
+        worst.file_and_row.update(
+            (int(position), (path, int(row)))
+            for position, row in zip(chosen, row_of[first], strict=True)
+        )
+        held = positions[worst.broken_by[positions] == -1]
+        reached = outcome.margin[worst.broken_by[positions] == -1]
+        worst.margin[held] = np.minimum(worst.margin[held], reached)
+
+    def rows(self, evaluated: np.ndarray, sample) -> list[AttackRow]:
+        """Returns the report's lines over the examples with the given positions."""
+        unbroken = self.clean[evaluated].copy()
+        rows = []
+        for attack, tallies in zip(self.attacks, self._tallies, strict=True):
+            correct = self.correct[attack.name][evaluated]
+            unbroken &= correct
+            count = len(evaluated)
+            left = int(correct.sum()), int(unbroken.sum())
+            if isinstance(attack, Ensemble):
+                rows.append(self._ensemble_row(attack, tallies, left, count, sample))
+            else:
+                rows.append(tallies[0].row(left, count))
+        return rows
+
+    def _ensemble_row(self, attack: Ensemble, tallies, left, count: int, sample) -> AttackRow:
+        warnings = attack.warnings(self.model, *sample)
+        total = _Tally(attack)
+        total.num_attacked = tallies[0].num_attacked
+        alive = left[0] + sum(tally.num_broken for tally in tallies)
+        stages = []
+        for number, tally in enumerate(tallies):
+            alive -= tally.num_broken
+            stages.append(tally.row((alive, alive), count))
+            warnings += attack.stage_warnings(number, tally.num_broken, count)
+            total.merged(tally)
+        return total.row(left, count, warnings, stages, attack.note)
+
+
+def parts(attack: Attack) -> tuple[Attack, ...]:
+    """Returns an ensemble's attacks, or the attack itself."""
+    return getattr(attack, "components", (attack,))

@@ -1,15 +1,26 @@
 """The examples of an evaluation, as checked batches in a fixed order."""
 
+import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks import Victim, check_examples
-from he_keras.attacks.attack import is_wrong
+from he_keras.attacks import check_examples
 from he_keras.attacks.checks import check_class_numbers
 from he_keras.data import StreamingDataset, eval_pipeline
+from he_keras.evaluation.scoring import Scored, Scorer
 from he_keras.threat import ThreatModel
+
+
+class Block(NamedTuple):
+    """Consecutive examples that are evaluated together, by number of the block."""
+
+    number: int
+    positions: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
 
 
 class Examples:
@@ -18,6 +29,7 @@ class Examples:
     def __init__(self, threat: ThreatModel, examples, batch_size: int) -> None:
         self.threat = threat
         self.batch_size = batch_size
+        self.class_names = tuple(getattr(examples, "class_names", None) or ())
         if isinstance(examples, StreamingDataset):
             examples = eval_pipeline(examples, batch_size)
         if not isinstance(examples, tf.data.Dataset):
@@ -45,47 +57,78 @@ class Examples:
         images, labels = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
         return images, labels
 
-    def chosen(self, mask: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields full batches (positions, images, labels) of the examples where `mask` is True."""
-        waiting: list[tuple[np.ndarray, ...]] = []
-        position = count = 0
+    def at(self, positions) -> np.ndarray:
+        """Returns the images at some positions, in the order of these."""
+        wanted = {int(position): None for position in positions}
+        begin = 0
+        shape: tuple = (0,)
         for images, labels in self:
-            positions = np.arange(position, position + len(labels))
-            position += len(labels)
-            rows = mask[positions]
-            if not rows.any():
-                continue
-            waiting.append((positions[rows], images[rows], labels[rows]))
-            count += int(rows.sum())
-            while count >= self.batch_size:
-                columns = [np.concatenate(column) for column in zip(*waiting, strict=True)]
-                yield tuple(column[: self.batch_size] for column in columns)
-                waiting = [tuple(column[self.batch_size :] for column in columns)]
-                count -= self.batch_size
+            shape = images.shape[1:]
+            for position in wanted:
+                if begin <= position < begin + len(labels):
+                    wanted[position] = images[position - begin]
+            begin += len(labels)
+        return np.array([wanted[int(position)] for position in positions]).reshape(-1, *shape)
+
+    def blocks(self, block_size: int, shard: tuple[int, int] | None) -> Iterator[Block]:
+        """Yields the examples in blocks; of a shard `(i, n)` every n-th block from the i-th on."""
+        index, count = shard or (0, 1)
+        number = 0
+        for block in self._all_blocks(block_size):
+            if number % count == index:
+                yield block
+            number += 1
+
+    def _all_blocks(self, block_size: int) -> Iterator[Block]:
+        waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        number = count = 0
+        for images, labels in self:
+            waiting.append((images, labels))
+            count += len(labels)
+            while count >= block_size:
+                images, labels = (np.concatenate(column) for column in zip(*waiting, strict=True))
+                yield _block(number, block_size, images[:block_size], labels[:block_size])
+                waiting = [(images[block_size:], labels[block_size:])]
+                count -= block_size
+                number += 1
         if count:
-            yield tuple(np.concatenate(column) for column in zip(*waiting, strict=True))
+            images, labels = (np.concatenate(column) for column in zip(*waiting, strict=True))
+            yield _block(number, block_size, images, labels)
 
 
-def classify(victim: Victim, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all labels, and whether each clean image is classified correctly.
+def _block(number: int, block_size: int, images, labels) -> Block:
+    positions = np.arange(number * block_size, number * block_size + len(labels))
+    return Block(number, positions, images, labels)
 
-    What does not fit together shows here, before any attack.
-    """
-    predict, num_classes = None, 0
-    labels, correct = [], []
+
+class Clean(NamedTuple):
+    """All labels, what the model says about the clean images, and a digest of images and labels."""
+
+    labels: np.ndarray
+    scored: Scored
+    digest: str
+    num_classes: int
+
+    def first(self, count: int) -> "Clean":
+        """Returns the first examples."""
+        scored = Scored(*(column[:count] for column in self.scored))
+        return Clean(
+            self.labels[:count], scored, f"first {count} of {self.digest}", self.num_classes
+        )
+
+
+def classify(scorer: Scorer, examples: Examples) -> Clean:
+    """Scores every clean image. What does not fit together shows here, before any attack."""
+    digest = hashlib.sha256()
+    labels, scores = [], []
     for images, some_labels in examples:
-        if predict is None:
-            num_classes = victim.logits(tf.constant(images[:1])).shape[-1]
-            predict = tf.function(
-                lambda images, labels: ~is_wrong(victim.logits(images), labels),
-                input_signature=[
-                    tf.TensorSpec([None, *images.shape[1:]], images.dtype),
-                    tf.TensorSpec([None], tf.int32),
-                ],
-            )
-        check_class_numbers(some_labels, num_classes)
+        check_class_numbers(some_labels, scorer.num_classes(images))
+        digest.update(images.tobytes())
+        digest.update(some_labels.astype(np.int32).tobytes())
         labels.append(some_labels)
-        correct.append(predict(tf.constant(images), tf.constant(some_labels, tf.int32)).numpy())
+        scores.append(scorer(images, some_labels))
     if not labels:
         raise ValueError("No examples; expected at least one; received 0")
-    return np.concatenate(labels), np.concatenate(correct)
+    scored = Scored(*(np.concatenate(column) for column in zip(*scores, strict=True)))
+    num_classes = scorer.num_classes(images)
+    return Clean(np.concatenate(labels), scored, digest.hexdigest(), num_classes)

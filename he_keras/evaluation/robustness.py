@@ -1,81 +1,37 @@
 """Robust accuracy under several attacks, and the per-example worst case over all of them.
 
 Every example counts, clean mistakes included. Each number is the share of *all* examples that are
-still classified correctly.
+still classified correctly. A verdict counts when the recorded image, scored once more, shows it.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 
 import numpy as np
 
-from he_keras.atomic_files import make_writable, write_json
+from he_keras.atomic_files import make_writable
 from he_keras.attacks import Attack, Victim, get
-from he_keras.callbacks.exact_resume import write_npz
-from he_keras.environment import environment
-from he_keras.evaluation.attack_runs import SAMPLE_SIZE, AttackRow, run_attack
-from he_keras.evaluation.examples import Examples, classify
+from he_keras.attacks.checks import check_choice, check_flag
+from he_keras.evaluation.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
+from he_keras.evaluation.examples import Clean, Examples, classify
+from he_keras.evaluation.fingerprint import settings_of
+from he_keras.evaluation.he_panel import panel_attacks, panel_of
+from he_keras.evaluation.journal import FOLDER, Journal, locked
+from he_keras.evaluation.preflight import preflight
+from he_keras.evaluation.progress import Progress
+from he_keras.evaluation.report_data import RESERVED, RobustnessReport, summarize, write_report
+from he_keras.evaluation.sanity import epsilon_curve, sanity_checks
+from he_keras.evaluation.scoring import Scorer
+from he_keras.layers.cosine_head import CosineHead
 from he_keras.threat import ThreatModel
 
 _SCALE_FREE_ATTACK = "cw-linf-20"
 _SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
-
-
-@dataclasses.dataclass(frozen=True)
-class RobustnessReport:
-    """The result of `evaluate_robustness`.
-
-    Attributes:
-        num_examples: how many examples were scored.
-        clean_accuracy: share classified correctly without attack.
-        rows: one entry for each attack.
-        worst_case: share that no attack broke.
-        correct: per-example flags "still correct": "clean" and one entry for each attack.
-        threat: the threat model's configuration.
-    """
-
-    num_examples: int
-    clean_accuracy: float
-    rows: tuple[AttackRow, ...]
-    worst_case: float
-    correct: dict[str, np.ndarray]
-    threat: dict
-
-    def to_json(self) -> dict:
-        """Returns everything but the per-example flags, and the versions, as plain data."""
-        return {
-            "num_examples": self.num_examples,
-            "clean_accuracy": self.clean_accuracy,
-            "worst_case": self.worst_case,
-            "threat": self.threat,
-            "attacks": [dataclasses.asdict(row) for row in self.rows],
-            "environment": environment(),
-        }
-
-    def table(self) -> str:
-        """Returns the report as a text table."""
-        shown = [(name, row) for row in self.rows for name, row in _named(row)]
-        width = max(24, *(len(name) + 1 for name, _ in shown))
-        lines = [
-            f"{'attack':<{width}}{'accuracy':>10}{'seconds':>10}{'forward':>10}{'backward':>10}",
-            f"{'(clean)':<{width}}{self.clean_accuracy:>10.2%}",
-        ]
-        for name, row in shown:
-            lines.append(
-                f"{name:<{width}}{row.robust_accuracy:>10.2%}{row.seconds:>10.1f}"
-                f"{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
-            )
-        lines.append(f"{'(worst case)':<{width}}{self.worst_case:>10.2%}   n = {self.num_examples}")
-        lines += [f"note ({row.name}): {row.note}" for row in self.rows if row.note]
-        lines += [f"WARNING ({row.name}): {text}" for row in self.rows for text in row.warnings]
-        return "\n".join(lines)
-
-
-def _named(row: AttackRow) -> list[tuple[str, AttackRow]]:
-    """A row and those of its stages, with the names that the table shows."""
-    scale = row.settings.get("logit_scale", "model")
-    name = row.name if scale == "model" else f"{row.name} [scale {scale}]"
-    return [(f"  {stage.name}", stage) for stage in row.stages] + [(name, row)]
+#: A block holds so many examples or one batch, whatever is more.
+_BLOCK_SIZE = 1000
+_CHECKED_EXAMPLES = 64
+_PANEL_EXAMPLES = 200
 
 
 def evaluate_robustness(
@@ -85,13 +41,20 @@ def evaluate_robustness(
     attacks=("pgd-20", "cw-linf-20"),
     output_dir=None,
     batch_size: int = 250,
+    mode: str = "survivors",
+    checks: bool = True,
+    shard: tuple[int, int] | None = None,
+    merge: bool = False,
+    protocol: str | None = None,
     show_progress: bool = False,
     **options,
 ) -> RobustnessReport:
     """Attacks every example with every attack.
 
-    A cross-entropy attack at a logit scale other than the model's own (the HE paper's protocol)
-    says little about robustness: unless an attack on the margin is among `attacks`, one is added.
+    With `output_dir`, every finished batch is recorded there: a call that was killed goes on where
+    it was and ends with the same verdicts. A cross-entropy attack at a logit scale other than the
+    model's own (the HE paper's protocol) says little about robustness: unless an attack on the
+    margin is among `attacks`, one is added.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
@@ -99,8 +62,17 @@ def evaluate_robustness(
             of `he_keras.data`, or a `tf.data.Dataset` of batches of such pairs.
         threat: the threat model.
         attacks: attacks, by name or as `Attack` objects.
-        output_dir: folder for `report.json` and `per_example.npz`; None for none.
+        output_dir: folder for `report.json`, `report.html`, `per_example.npz`, `gallery.npz` and
+            `adversarial/`; None for none.
         batch_size: examples per compiled call.
+        mode: "survivors" runs each attack on what all before it left; "individual" on every example
+            that is classified correctly, so that each row stands for itself.
+        checks: run the checks of `docs/evaluation.md` and, for cosine heads, the panel of losses
+            and scales; False is for development, and the report says so.
+        shard: `(i, n)` attacks only the i-th of n parts and writes no report; `output_dir` may be
+            shared, or the parts' `adversarial/` folders be copied together afterwards.
+        merge: attack nothing, take every batch from `output_dir`, where all shards must be.
+        protocol: text for the report's headline, such as the table whose settings these are.
         show_progress: show a progress bar with the running robust accuracy.
         **options: passed to attacks given by name, for example `step_size=0.003` (to those that
             have a step size; FGSM's is epsilon) or `logit_scale="unit"`.
@@ -110,32 +82,100 @@ def evaluate_robustness(
         >>> logits = lambda images: images @ tf.constant([[1.0, -1.0], [-1.0, 1.0]])
         >>> images = np.array([[0.9, 0.1], [0.55, 0.5]], "float32")
         >>> report = he.evaluate_robustness(
-        ...     logits, (images, np.array([0, 0])), he.ThreatModel("linf", 0.1), ["fgsm"])
+        ...     logits, (images, np.array([0, 0])), he.ThreatModel("linf", 0.1), ["fgsm"],
+        ...     checks=False)
         >>> report.clean_accuracy, report.worst_case
         (1.0, 0.5)
     """
     chosen = _chosen(attacks, threat, batch_size, options)
+    _check_plan(mode, shard, merge, output_dir)
     checked = Examples(threat, examples, batch_size)
-    folder = output_dir and make_writable(pathlib.Path(output_dir), "the report")
-    labels, clean = classify(Victim(model), checked)
-    rows, flags = _run_all(chosen, model, checked, len(labels), show_progress)
-    report = _summary({"clean": clean, **flags}, rows, threat)
-    _write(report, labels, folder)
+    folder = make_writable(pathlib.Path(output_dir), "the report") if output_dir else None
+    with locked(folder, shard) if folder else contextlib.nullcontext():
+        scorer = Scorer(model)
+        clean = classify(scorer, checked)
+        sample = checked.first(SAMPLE_SIZE)
+        for attack in chosen:
+            attack.check_model(model, *sample)
+        settings = settings_of(model, clean, chosen, threat, mode, batch_size)
+        journal = Journal(folder / FOLDER if folder else None, settings, merge)
+        runs = AttackRuns(chosen, model, scorer, clean, mode, batch_size, journal)
+        positions = attack_blocks(runs, checked, shard, show_progress)
+        report = summarize(runs, positions, sample, threat, checked.class_names, protocol)
+        if shard is None and checks:
+            report = _scrutinized(report, runs, clean, sample, threat, folder, show_progress)
+        if shard is None and folder is not None:
+            write_report(report, runs, checked, settings, folder)
     return report
 
 
-def _run_all(chosen, model, examples: Examples, num_examples: int, show_progress: bool):
-    """Checks every attack before the first begins; returns their rows, and flags by name."""
-    sample = examples.first(SAMPLE_SIZE)
-    for attack in chosen:
-        attack.check_model(model, *sample)
-    rows, flags = [], {}
-    for attack in chosen:
-        row, flags[attack.name] = run_attack(
-            attack, model, examples, sample, num_examples, show_progress
+def attack_blocks(runs: AttackRuns, examples: Examples, shard, show_progress: bool) -> np.ndarray:
+    """Attacks the blocks of a shard, or all; returns the positions of their examples."""
+    block_size = max(_BLOCK_SIZE // runs.batch_size, 1) * runs.batch_size
+    count = len(runs.labels) // (shard[1] if shard else 1)
+    progress = Progress(count, len(runs.attacks), show_progress)
+    positions = [np.zeros(0, int)]
+    for block in examples.blocks(block_size, shard):
+        runs.attack(block, progress)
+        progress.block_done(runs.unbroken[block.positions])
+        positions.append(block.positions)
+    progress.close()
+    return np.concatenate(positions)
+
+
+def _scrutinized(
+    report: RobustnessReport, runs: AttackRuns, clean: Clean, sample, threat, folder, show_progress
+) -> RobustnessReport:
+    """Adds the checks, the curve over epsilon, and for cosine heads the panel."""
+    images, labels = sample
+    few = slice(_CHECKED_EXAMPLES)
+    curve = epsilon_curve(runs.model, images[few], labels[few], threat)
+    still_correct = {name: flags[few] for name, flags in runs.correct.items()}
+    checks = (
+        *preflight(runs.model, images, labels, threat),
+        *sanity_checks(
+            runs.model,
+            images[few],
+            labels[few],
+            threat,
+            curve=curve,
+            still_correct=still_correct,
+        ),
+    )
+    panel = None
+    if isinstance(Victim(runs.model).head, CosineHead):
+        panel = _panel(runs, clean, sample, threat, folder, show_progress)
+    return dataclasses.replace(report, checks=checks, epsilon_curve=curve, he_panel=panel)
+
+
+def _panel(runs: AttackRuns, clean: Clean, sample, threat, folder, show_progress) -> dict:
+    """Runs the attacks of the panel on the first examples, recorded like all others."""
+    images, labels = (column[:_PANEL_EXAMPLES] for column in sample)
+    few = clean.first(len(labels))
+    attacks = panel_attacks(threat, runs.batch_size)
+    settings = settings_of(runs.model, few, attacks, threat, "individual", runs.batch_size)
+    journal = Journal(folder / FOLDER / "he-panel" if folder else None, settings)
+    panel = AttackRuns(
+        attacks, runs.model, runs.scorer, few, "individual", runs.batch_size, journal
+    )
+    examples = Examples(threat, (images, labels), runs.batch_size)
+    attack_blocks(panel, examples, None, show_progress)
+    return panel_of(panel, sample, len(labels))
+
+
+def _check_plan(mode: str, shard, merge: bool, output_dir) -> None:
+    check_choice("mode", mode, MODES)
+    check_flag("merge", merge)
+    if shard is not None:
+        whole = len(shard) == 2 and all(isinstance(number, int) for number in shard)
+        if not whole or not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"Invalid shard; expected (i, n), 0 <= i < n; received shard={shard}")
+    if shard is not None and merge:
+        raise ValueError("A shard cannot be merged; expected shard or merge; received both")
+    if (shard is not None or merge) and output_dir is None:
+        raise ValueError(
+            "Shards meet in a folder; expected output_dir with shard or merge; received None"
         )
-        rows.append(row)
-    return rows, flags
 
 
 def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> list[Attack]:
@@ -143,23 +183,12 @@ def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> lis
     chosen = resolve_attacks(attacks, threat, batch_size=batch_size, **options)
     chosen = _with_scale_free(chosen, threat, batch_size)
     names = [attack.name for attack in chosen]
-    if len({"clean", "labels", *names}) != len(names) + 2:
+    if len({*RESERVED, *names}) != len(names) + len(RESERVED):
         raise ValueError(
-            "Attacks must have different names; expected no repeats, nor 'clean' or 'labels'; "
-            f"received {names}"
+            "Attacks must have different names; expected no repeats, nor 'clean' or "
+            f"another of {RESERVED}; received {names}"
         )
     return chosen
-
-
-def _summary(correct: dict, rows: list[AttackRow], threat: ThreatModel) -> RobustnessReport:
-    return RobustnessReport(
-        num_examples=len(correct["clean"]),
-        clean_accuracy=float(correct["clean"].mean()),
-        rows=tuple(rows),
-        worst_case=float(np.all(list(correct.values()), axis=0).mean()),
-        correct=correct,
-        threat=threat.get_config(),
-    )
 
 
 def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
@@ -187,9 +216,8 @@ def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
 
 
 def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Attack]:
-    single = [each for attack in chosen for each in getattr(attack, "components", (attack,))]
     # What is computed on another model says nothing about this one's gradients.
-    single = [attack for attack in single if attack.uses_gradient]
+    single = [each for attack in chosen for each in parts(attack) if each.uses_gradient]
     losses = [getattr(attack, "loss", None) for attack in single]
     rescaled = any(
         attack.logit_scale != "model" and loss in ("ce", "kl")
@@ -198,10 +226,3 @@ def _with_scale_free(chosen: list[Attack], threat, batch_size: int) -> list[Atta
     if rescaled and not set(losses) & set(_SCALE_FREE_LOSSES):
         return [*chosen, get(_SCALE_FREE_ATTACK, threat, batch_size=batch_size)]
     return chosen
-
-
-def _write(report: RobustnessReport, labels, folder: pathlib.Path | None) -> None:
-    if folder is None:
-        return
-    write_json(folder / "report.json", report.to_json())
-    write_npz(folder / "per_example.npz", {"labels": labels, **report.correct})

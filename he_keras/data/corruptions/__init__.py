@@ -1,0 +1,34 @@
+"""The common corruptions of CIFAR-10-C and ImageNet-C, generated without their native libraries.
+
+`CORRUPTIONS` are the fifteen that the benchmarks average over, `EXTRA_CORRUPTIONS` the four extra
+ones. Each has five severities, and two tables of parameters: one for images near 32 pixels a side
+and one for images near 224. `docs/corruptions.md` has pictures, sources and deviations.
+"""
+
+from he_keras.data.corruptions import blur, digital, drops, noise, weather
+from he_keras.data.corruptions.frost_textures import describe_frost
+from he_keras.data.corruptions.registry import (
+    CORRUPTIONS,
+    EXTRA_CORRUPTIONS,
+    SEVERITIES,
+    Setting,
+    check_corruption,
+    corrupt,
+    names,
+    register,
+)
+
+# Importing these files is what registers the corruptions.
+_FAMILIES = (noise, blur, weather, digital, drops)
+
+__all__ = [
+    "CORRUPTIONS",
+    "EXTRA_CORRUPTIONS",
+    "SEVERITIES",
+    "Setting",
+    "check_corruption",
+    "corrupt",
+    "describe_frost",
+    "names",
+    "register",
+]

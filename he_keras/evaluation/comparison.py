@@ -1,0 +1,218 @@
+"""Compares evaluations of several models on the same examples, example by example.
+
+Two accuracies with overlapping intervals may differ for certain: the models saw the same examples,
+and only those count on which they disagree. McNemar's test asks how likely so uneven a split of the
+disagreements is if neither model were better.
+
+Paper: McNemar, "Note on the sampling error of the difference between correlated proportions or
+percentages", Psychometrika 12 (1947); here the exact binomial form.
+"""
+
+import itertools
+import pathlib
+
+import numpy as np
+
+from he_keras.atomic_files import replacing, write_json
+from he_keras.evaluation.report_page.comparison_page import comparison_page
+from he_keras.evaluation.report_page.paired_runs import (
+    CLEAN,
+    WORST_CASE,
+    ComparedRun,
+    Comparison,
+    PairedCounts,
+)
+from he_keras.evaluation.report_page.source import ReportSource, read_report
+
+# Settings that change what an attack costs and not what it is.
+_NEUTRAL_SETTINGS = frozenset({"batch_size", "name", "threat"})
+
+
+def compare(folders) -> Comparison:
+    """Compares evaluations that share examples and threat model.
+
+    Args:
+        folders: two or more folders that evaluations wrote, with `report.json` and
+            `per_example.npz`.
+
+    Example:
+        >>> from he_keras.evaluation import comparison
+        >>> comparison.compare(["runs/a/evaluation"])
+        Traceback (most recent call last):
+        ValueError: Nothing to compare; expected two or more different folders; received ...
+    """
+    if isinstance(folders, str | pathlib.Path):
+        raise TypeError(
+            f"Invalid folders; expected a sequence of folders; received folders={folders!r}"
+        )
+    folders = [pathlib.Path(folder) for folder in folders]
+    if len(folders) < 2 or len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(
+            "Nothing to compare; expected two or more different folders; received "
+            f"{[str(folder) for folder in folders]}"
+        )
+    sources = [read_report(folder, with_gallery=False) for folder in folders]
+    for source in sources[1:]:
+        _check_same_examples(sources[0], source)
+    runs = tuple(
+        ComparedRun(_letter(number), source, _holds(source))
+        for number, source in enumerate(sources)
+    )
+    pairs, notes = [], []
+    for first, second in itertools.combinations(runs, 2):
+        criteria, pair_notes = _shared_criteria(first, second)
+        pairs += [_paired_counts(first, second, criterion) for criterion in criteria]
+        notes += pair_notes
+    return Comparison(runs, tuple(pairs), tuple(notes))
+
+
+def write_comparison_html(folders, path) -> pathlib.Path:
+    """Compares evaluations, and writes the result as a page and, beside it, as JSON.
+
+    Args:
+        folders: as for `compare`.
+        path: the page; the JSON file has the same name with the suffix .json.
+
+    Returns:
+        The path of the page.
+    """
+    path = pathlib.Path(path)
+    if path.suffix not in (".html", ".htm"):
+        raise ValueError(
+            f"Invalid name of a page; expected one that ends in .html; received path={str(path)!r}"
+        )
+    comparison = compare(folders)
+    data_path = path.with_suffix(".json")
+    content = comparison_page(comparison, data_path.name)
+    write_json(data_path, comparison.to_json())
+    with replacing(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
+    return path
+
+
+def mcnemar_p_value(only_first: int, only_second: int) -> float:
+    """McNemar's exact two-sided p-value: is so uneven a split of the disagreements chance?
+
+    Computed with whole numbers, so it is exact up to the last division.
+
+    Args:
+        only_first: examples that only the first model classifies correctly.
+        only_second: examples that only the second does.
+
+    Example:
+        >>> from he_keras.evaluation.comparison import mcnemar_p_value
+        >>> mcnemar_p_value(0, 5), mcnemar_p_value(3, 3)
+        (0.0625, 1.0)
+    """
+    size = only_first + only_second
+    term = tail = 1
+    for k in range(1, min(only_first, only_second) + 1):
+        term = term * (size - k + 1) // k
+        tail += term
+    return min(1.0, 2 * tail / 2**size)
+
+
+def _letter(number: int) -> str:
+    """A, B, ..., Z, A1, B1, ..."""
+    lap, rest = divmod(number, 26)
+    return chr(ord("A") + rest) + (str(lap) if lap else "")
+
+
+def _check_same_examples(first: ReportSource, other: ReportSource) -> None:
+    def refuse(what: str, expected, received) -> None:
+        raise ValueError(
+            f"Runs that cannot be compared: different {what}; expected {expected}, as in "
+            f"{first.folder}; received {received} in {other.folder}"
+        )
+
+    sizes = [source.report["num_examples"] for source in (first, other)]
+    if sizes[0] != sizes[1]:
+        refuse("numbers of examples", f"num_examples={sizes[0]}", f"num_examples={sizes[1]}")
+    threats = [_threat(source) for source in (first, other)]
+    if threats[0] != threats[1]:
+        refuse("threat models", threats[0], threats[1])
+    labels = [source.per_example["labels"] for source in (first, other)]
+    different = np.flatnonzero(labels[0] != labels[1])
+    if len(different):
+        where = int(different[0])
+        refuse(
+            f"labels at {len(different)} positions",
+            f"label {labels[0][where]} at position {where}",
+            f"label {labels[1][where]}",
+        )
+
+
+def _threat(source: ReportSource) -> dict:
+    """What two threat models must agree on, free of differences in how numbers are written."""
+    threat = source.report["threat"]
+    bounds = [float(bound) for bound in threat.get("bounds") or ()]
+    return {"norm": threat.get("norm"), "epsilon": threat.get("epsilon"), "bounds": bounds}
+
+
+def _holds(source: ReportSource) -> dict[str, np.ndarray]:
+    arrays = source.per_example
+    holds = {CLEAN: arrays["clean"].astype(bool), WORST_CASE: arrays["broken_by"] == -1}
+    for attack in source.report["attacks"]:
+        name = attack.get("name")
+        if name in arrays:
+            holds[name] = arrays[name].astype(bool)
+    return holds
+
+
+def _shared_criteria(first: ComparedRun, second: ComparedRun) -> tuple[list[str], list[str]]:
+    """What both runs measured in the same way, and notes on what they did not."""
+    pair = f"{first.letter} and {second.letter}"
+    shared = [name for name in first.holds if name in second.holds]
+    reports = first.source.report, second.source.report
+    modes = [report["mode"] for report in reports]
+    if modes[0] != modes[1]:
+        note = (
+            f"{pair}: single attacks are not compared, because one run attacked every example "
+            "with each attack and the other only those left over."
+        )
+        return [CLEAN, WORST_CASE], [note]
+    attacks = [{attack["name"]: attack for attack in report["attacks"]} for report in reports]
+    notes = []
+    if list(attacks[0]) != list(attacks[1]):
+        notes.append(
+            f"{pair}: the runs did not use the same attacks in the same order. The worst case of "
+            "the run with fewer or weaker ones is too high beside the other's."
+        )
+        if modes[0] == "survivors":
+            # An attack's flags count what the attacks before it broke: they must be the same.
+            common = itertools.takewhile(
+                lambda names: names[0] == names[1], zip(*attacks, strict=False)
+            )
+            alike = {names[0] for names in common}
+            shared = [name for name in shared if name in {CLEAN, WORST_CASE} | alike]
+    for name in shared[2:]:
+        differing = _differing_settings(attacks[0][name], attacks[1][name])
+        if differing:
+            notes.append(f"{pair}: {name} ran with different settings ({', '.join(differing)}).")
+    return shared, notes
+
+
+def _differing_settings(first: dict, second: dict) -> list[str]:
+    settings = [attack.get("settings") or {} for attack in (first, second)]
+    names = sorted((settings[0].keys() | settings[1].keys()) - _NEUTRAL_SETTINGS)
+    return [
+        f"{name} {settings[0].get(name)!r} and {settings[1].get(name)!r}"
+        for name in names
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+
+
+def _paired_counts(first: ComparedRun, second: ComparedRun, criterion: str) -> PairedCounts:
+    holds = first.holds[criterion], second.holds[criterion]
+    only_first = np.flatnonzero(holds[0] & ~holds[1])
+    only_second = np.flatnonzero(~holds[0] & holds[1])
+    return PairedCounts(
+        first=first.letter,
+        second=second.letter,
+        criterion=criterion,
+        both_hold=int((holds[0] & holds[1]).sum()),
+        only_first=only_first,
+        only_second=only_second,
+        both_broken=int((~holds[0] & ~holds[1]).sum()),
+        p_value=mcnemar_p_value(len(only_first), len(only_second)),
+    )

@@ -1,0 +1,1 @@
+"""Sections of the HTML report, each a function from the report folder to a part of the page."""

@@ -1,0 +1,261 @@
+"""Checks after the attacks, on models small enough to know the answers; see also the zoo."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from broken_models import HONEST, SKIPPED_WITHOUT_EVALUATION, THREAT, checks, honest, sample
+
+import he_keras as he
+from he_keras.attacks import Victim
+from he_keras.evaluation.planted import border_points, plant, planted_adversarial
+from he_keras.evaluation.sanity import all_checks, epsilon_curve, radii, sanity_checks
+from he_keras.evaluation.sanity.black_box import black_box, random_noise
+from he_keras.evaluation.sanity.sample import Sample
+from he_keras.evaluation.sanity.scale import scale_checks, transfer_without_head
+from he_keras.evaluation.sanity.strength import silent_success, strength_checks
+
+WEIGHTS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+
+
+def linear(images):
+    return tf.reshape(images, [-1, 12]) @ WEIGHTS
+
+
+def linear_sample(count=40):
+    images = np.random.default_rng(1).uniform(size=(count, 2, 2, 3)).astype(np.float32)
+    return images, linear(images).numpy().argmax(axis=1)
+
+
+def linear_radii(images, labels):
+    """The l_inf distance of each image to the nearest decision boundary, without pixel bounds."""
+    logits = linear(images).numpy()
+    rows = np.arange(len(labels))
+    gaps = logits[rows, labels][:, np.newaxis] - logits
+    lengths = np.abs(WEIGHTS.T[labels][:, np.newaxis] - WEIGHTS.T[np.newaxis]).sum(axis=2)
+    gaps[rows, labels], lengths[rows, labels] = np.inf, 1.0
+    return (gaps / lengths).min(axis=1)
+
+
+def a_sample(model=linear, epsilon=0.05, norm="linf", count=40, **options):
+    return Sample(model, *linear_sample(count), he.ThreatModel(norm, epsilon), **options)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_no_check_fires_on_an_honest_model(name):
+    found = {check.name: check.verdict for check in checks(name, before=False)}
+    assert tuple(found) == all_checks.NAMES
+    without = {"transfer-without-head"} if name == "honest" else set()
+    skipped = {name for name, verdict in found.items() if verdict == "skipped"}
+    assert skipped == SKIPPED_WITHOUT_EVALUATION | without
+    assert set(found.values()) == {"pass", "skipped"}
+
+
+def test_the_curve_of_a_linear_model_is_its_distribution_of_distances():
+    images, labels = linear_sample()
+    inside = 0.3 + 0.4 * images
+    labels = linear(inside).numpy().argmax(axis=1)
+    distances = linear_radii(inside, labels)
+    epsilons = [0.01, 0.03, 0.1]
+    curve = epsilon_curve(linear, inside, labels, he.ThreatModel("linf", 0.03), epsilons=epsilons)
+    expected = [1.0, *[float((distances > epsilon).mean()) for epsilon in epsilons]]
+    assert [point["accuracy"] for point in curve["points"]] == pytest.approx(expected)
+    assert [point["epsilon"] for point in curve["points"]] == [0.0, *epsilons]
+    assert curve["num_examples"] == 40 and "cw-linf-20" in curve["attack"]
+
+
+@pytest.mark.parametrize(("norm", "widest"), [("linf", 1.0), ("l2", np.sqrt(12)), ("l1", 12.0)])
+def test_default_radii_reach_from_a_quarter_to_eight_epsilon_within_the_box(norm, widest):
+    small = radii._default_epsilons(a_sample(norm=norm, epsilon=0.1), radii._FACTORS)
+    np.testing.assert_allclose(small, [0.025, 0.05, 0.1, 0.2, 0.4, 0.8])
+    large = radii._default_epsilons(a_sample(norm=norm, epsilon=0.5 * widest), radii._FACTORS)
+    np.testing.assert_allclose(large, np.array([0.125, 0.25, 0.5, 1.0]) * widest)
+
+
+def test_a_curve_by_an_attack_of_choice():
+    threat = he.ThreatModel("l2", 0.1)
+    curve = epsilon_curve(linear, *linear_sample(), threat, attack="fgsm", epsilons=[0.2])
+    assert curve["attack"] == "fgsm" and len(curve["points"]) == 2
+    for epsilons in ([0.0], [-1.0], [np.nan], [True], ["0.1"]):
+        with pytest.raises(ValueError, match="epsilons"):
+            epsilon_curve(linear, *linear_sample(), threat, epsilons=epsilons)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [([1, 0.9, 0.4, 0.0], "pass"), ([1, 0.5, 0.51, 0.0], "pass"), ([1, 0.5, 0.53, 0], "warn"),
+     ([1, 0.2, 0.4, 0.0], "fail")],
+)  # fmt: skip
+def test_accuracy_may_not_rise_with_epsilon(accuracies, verdict):
+    points = [{"epsilon": 0.1 * i, "accuracy": each} for i, each in enumerate(accuracies)]
+    curve = {"attack": "pgd", "num_examples": 100, "points": points}
+    checks = radii.radius_checks(a_sample(), curve)
+    assert {check.name: check.verdict for check in checks}["monotone-in-epsilon"] == verdict
+
+
+def test_what_holds_everywhere_is_not_attacked_rightly():
+    """A gradient that points the wrong way leaves every example alone at any radius."""
+
+    @tf.custom_gradient
+    def reversed_gradient(images):
+        return images, lambda upstream: -upstream
+
+    sample = a_sample(lambda images: linear(reversed_gradient(images)))
+    found = {check.name: check for check in radii.radius_checks(sample, None)}
+    assert found["half-range-attack"].verdict == found["unbounded-attack"].verdict == "fail"
+    found = {check.name: check for check in strength_checks(sample)}
+    assert found["plateaued-loss"].verdict in ("pass", "fail")
+    assert planted_adversarial(sample.model, *linear_sample(), THREAT).verdict == "fail"
+    assert black_box(sample, 100).fired
+
+
+def test_a_sound_attack_on_a_linear_model_is_at_its_limit():
+    found = strength_checks(a_sample())
+    assert {check.verdict for check in found} == {"pass"}
+
+
+def test_steps_that_are_too_short_show():
+    """One step of PGD and two: the second half of the way is not behind it."""
+    sample = a_sample(num_steps=1)
+    sample.plain_attack.step_size = 0.2 * sample.threat.epsilon
+    found = {check.name: check for check in strength_checks(sample)}
+    assert found["plateaued-loss"].verdict == "warn"
+    assert found["iterative-beats-single-step"].fired
+
+
+def test_more_steps_and_restarts_that_find_more_show():
+    """Each verdict of this model hangs on where the attack happens to look."""
+    generator = tf.random.Generator.from_seed(1)
+
+    def logits(images):
+        return linear(images) + generator.normal([tf.shape(images)[0], 4], stddev=0.3)
+
+    found = {check.name: check for check in strength_checks(a_sample(logits, num_steps=2))}
+    assert found["more-steps"].fired or found["more-restarts"].fired
+
+
+def test_saturated_cross_entropy_shows_and_moderate_does_not():
+    for scale, expected in [(1000.0, True), (5.0, False)]:
+        sample = a_sample(lambda images, scale=scale: scale * linear(images), epsilon=0.1)
+        assert [check.fired for check in scale_checks(sample)] == [expected, expected]
+
+
+def test_cosines_at_scale_1_hide_from_the_cross_entropy():
+    found = checks_of_scale(1.0)
+    assert found["loss-gap"].fired and found["logit-rescale"].fired
+
+
+def checks_of_scale(scale):
+    from broken_models import honest_cosine
+
+    sampled = Sample(honest_cosine(0, scale), *sample(), THREAT)
+    return {check.name: check for check in scale_checks(sampled)}
+
+
+def test_a_head_that_hides_its_gradient_shows():
+    """The features have a gradient, but the head rounds what it gets."""
+
+    class Rounding(he.CosineHead):
+        def call(self, features):
+            return super().call(features + tf.stop_gradient(tf.round(features) - 2 * features))
+
+    import keras
+    from broken_models import body, readout
+
+    head = Rounding(10)
+    model = keras.Model(body(0).input, head(body(0).output))
+    head.set_weights([readout(0)[0]])
+    sampled = Sample(model, *sample(), THREAT)
+    sampled.run(sampled.ascent())
+    assert transfer_without_head(sampled).fired
+    assert transfer_without_head(Sample(honest(), *sample(), THREAT)).verdict == "skipped"
+
+
+def test_attacks_without_gradient_are_run_on_what_is_left_only():
+    sample = a_sample()
+    sample.unbroken[:] = False
+    assert black_box(sample, 10).figure.startswith("+0.0") and not sample.results
+    noise = random_noise(sample, 10)
+    assert noise.figure.startswith("0 of 0") and noise.verdict == "pass"
+
+
+def test_random_noise_and_queries_find_what_was_left():
+    sample = a_sample(epsilon=0.4)
+    assert random_noise(sample, 20).verdict == "fail"
+    assert black_box(sample, 50).verdict == "fail"
+    flat = Sample(
+        lambda x: x @ WEIGHTS, linear_sample()[0].reshape(-1, 12), linear_sample()[1], THREAT
+    )
+    assert black_box(flat, 10).verdict == "skipped"
+
+
+def test_verdicts_are_scored_again():
+    sample = a_sample()
+    sample.run(sample.ascent())
+    assert silent_success(sample).figure == "0 of 40 verdicts differ when scored again"
+    rows, result = sample.results[0]
+    result.success[:] = ~result.success
+    assert silent_success(sample).verdict == "fail"
+    result.success[:] = ~result.success
+    result.x_adv[3] += 0.01
+    assert silent_success(sample).figure.startswith("1 of 40")
+
+
+def test_no_attack_of_the_evaluation_may_be_weaker_than_the_checks():
+    sample = a_sample()
+    broken = sample.run(sample.ascent())
+    assert 3 < broken.sum() < 37
+    check = all_checks._worst_case_holds
+    assert check(sample, None).verdict == "skipped"
+    assert check(sample, {"a": ~broken}).verdict == "pass"
+    assert check(sample, {"a": np.ones(60, bool)}).verdict == "fail"
+    both = {"a": np.ones(40, bool), "b": ~broken}
+    assert check(sample, both).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (lambda images: tf.nn.softmax(linear(images)), "probabilities"),
+        (lambda images: tf.round(linear(images)), "gradient"),
+        (lambda images: -linear(images), "correctly"),
+    ],
+)
+def test_where_no_attack_can_run_all_is_skipped(model, word):
+    found = sanity_checks(model, *linear_sample(), THREAT)
+    assert [check.name for check in found] == list(all_checks.NAMES)
+    assert {check.verdict for check in found} == {"skipped"}
+    assert all(word in check.message for check in found)
+
+
+def test_fewer_images_than_asked_for():
+    with pytest.raises(ValueError, match="num_examples"):
+        sanity_checks(linear, *linear_sample(), THREAT, num_examples=0)
+    assert len(Sample(linear, *linear_sample(7), THREAT)) == 7
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_planted_points_lie_on_the_border_and_are_found(norm):
+    threat = he.ThreatModel(norm, {"linf": 0.1, "l2": 0.4, "l1": 1.5}[norm])
+    images = sample(20)[0] * 0.4 + 0.3
+    points = border_points(images, threat, (0,))
+    distances = threat.distance(tf.constant(points), tf.constant(images)).numpy()
+    np.testing.assert_allclose(distances, threat.epsilon, rtol=1e-3)
+
+    victim = Victim(honest())
+    readouts = plant(victim.features, images, threat, seed=0)
+    assert readouts.valid.all()
+    for planted, expected in [(readouts.planted, True), (images, False)]:
+        features = victim.features(tf.constant(planted)).numpy().astype(np.float64)
+        scores = np.sum(features * readouts.weights, axis=1) - readouts.threshold
+        assert ((scores > 0) == expected).all()
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_planted_adversarials_are_found_in_other_norms(norm):
+    threat = he.ThreatModel(norm, {"l2": 0.4, "l1": 2.0}[norm])
+    assert planted_adversarial(honest(), *sample(), threat).verdict == "pass"
+
+
+def test_nothing_can_be_planted_where_features_are_constant():
+    found = planted_adversarial(lambda x: 0.0 * linear(x), *linear_sample(), THREAT)
+    assert found.verdict == "skipped"
