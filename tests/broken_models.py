@@ -57,6 +57,7 @@ MUST_FIRE = {
     "stochastic_activation": {"deterministic", "noisy-loss-surface", "silent-success"},
     "shuffled_labels": {"clean-accuracy", "label-order"},
     "cosine_scale_1": {"loss-gap", "logit-rescale"},
+    "masked_head": {"gradient-direction", "transfer-without-head", "black-box"},
 }
 
 
@@ -203,6 +204,24 @@ def stochastic_activation(seed=0):
 def shuffled_labels(seed=0):
     model, order = honest(seed), np.roll(np.arange(10), 3)
     return lambda images: tf.gather(model(images, training=False), order, axis=1)
+
+
+class MaskedHead(he.CosineHead):
+    """Answers rightly, and reverses its gradient."""
+
+    def call(self, features):
+        @tf.custom_gradient
+        def reversed_gradient(values):
+            return values, lambda upstream: -upstream
+
+        return super().call(reversed_gradient(features))
+
+
+def masked_head(seed=0):
+    head = MaskedHead(10)
+    model = keras.Model(body(seed).input, head(body(seed).output))
+    head.set_weights([readout(seed)[0]])
+    return model
 
 
 def cosine_scale_1(seed=0):

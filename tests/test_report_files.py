@@ -81,6 +81,20 @@ def test_the_page_is_written_beside_the_report_and_again(tmp_path):
     assert "Second title" in write_html(folder).read_text()
 
 
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path, monkeypatch):
+    path = write_html(write_sample(tmp_path))
+    before = path.read_bytes()
+
+    def write_half(self, text, **options):
+        self.write_bytes(text[: len(text) // 2].encode())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        write_html(tmp_path)
+    assert path.read_bytes() == before
+
+
 def pictures(page):
     """Pixels and alternative text of every picture."""
     found = []

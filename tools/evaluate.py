@@ -2,9 +2,15 @@
 
 python tools/evaluate.py --run=runs/cifar10_small
 python tools/evaluate.py --model=PATH --data=cifar10 --attacks=pgd-20,autoattack --epsilon=8/255
+python tools/evaluate.py --model=PATH --data=cifar10 --protocol=paper
+python tools/evaluate.py --model=PATH --data=cifar10 --output_dir=FOLDER --verify
+python tools/evaluate.py --compare FOLDER_A FOLDER_B --output_dir=FOLDER
+python tools/evaluate.py --transfer PATH_A PATH_B --data=cifar10 --output_dir=FOLDER
 
 PATH is a .keras file, a run folder or a SavedModel. --attacks=transfer:PATH attacks with images
-that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library.
+that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library. The
+same command goes on where an interrupted one stopped. --shard=0/4 to --shard=3/4 spread it over
+four machines; --merge then makes the report.
 """
 
 import pathlib
@@ -24,39 +30,161 @@ _NORM = flags.DEFINE_string("norm", None, "linf, l2 or l1.")
 _EPSILON = flags.DEFINE_string("epsilon", None, "Radius, a number or a fraction such as 8/255.")
 _STEP_SIZE = flags.DEFINE_string("step_size", None, "Step of the gradient attacks.")
 _LOGIT_SCALE = flags.DEFINE_string("logit_scale", "model", "model, unit, or a number.")
+_PROTOCOL = flags.DEFINE_string(
+    "protocol", None, "paper, or the name of one: the evaluation settings of a paper's table."
+)
+_MODE = flags.DEFINE_enum(
+    "mode", None, ["survivors", "individual"], "Each attack on what is left, or on every example."
+)
+_CHECKS = flags.DEFINE_bool("checks", True, "Run the checks of docs/evaluation.md.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 0, "Only the first examples; 0 for all.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 250, "Examples per batch.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the report goes; default: the run.")
+_SHARD = flags.DEFINE_string("shard", None, "i/n: attack only the i-th of n parts, from 0 on.")
+_MERGE = flags.DEFINE_bool("merge", False, "Attack nothing; make the report of all shards.")
+_VERIFY = flags.DEFINE_bool("verify", False, "Score the recorded images of --output_dir again.")
+_CORRUPTIONS = flags.DEFINE_string(
+    "corruptions", None, "generated, tfds, or the folder of published .npy files: adds them."
+)
+_COMPARE = flags.DEFINE_bool("compare", False, "Compare the reports in the folders that follow.")
+_TRANSFER = flags.DEFINE_bool("transfer", False, "Attack each model that follows with the others.")
+# `cli` allows so many arguments that are not flags.
+POSITIONAL = 64
 
 
-def main(_argv) -> None:
+def main(arguments) -> None:
     """Loads everything, attacks, prints the table and writes the report."""
     with cli.one_line_errors():
-        import he_keras as he
-        from he_keras.model_files import load_classifier
+        paths = arguments[1:]
+        if _COMPARE.value:
+            print(_compare(paths))
+        elif _TRANSFER.value:
+            print(_transfer(paths))
+        elif paths:
+            raise ValueError(
+                "Paths without --compare or --transfer; expected flags only; received "
+                + " ".join(paths)
+            )
+        elif _VERIFY.value:
+            _verify()
+        else:
+            _evaluate()
 
-        config = _config()
-        threat = he.experiment.build_threat(config)
-        chosen = he.experiment.build_attacks(
+
+def _evaluate() -> None:
+    import he_keras as he
+
+    config = _config()
+    threat, attacks, protocol = _plan(config)
+    folder = _output_dir()
+    model = _load_model()
+    dataset = _dataset(config)
+    cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
+    report = he.evaluate_robustness(
+        model,
+        dataset,
+        threat,
+        attacks,
+        folder,
+        _BATCH_SIZE.value,
+        mode=_MODE.value or config.evaluation.mode,
+        checks=_CHECKS.value,
+        shard=_shard(),
+        merge=_MERGE.value,
+        protocol=protocol,
+        show_progress=True,
+    )
+    print(report.table())
+    if _SHARD.value:
+        print(f"Shard {_SHARD.value} is done; --merge makes the report once all shards are.")
+        return
+    if _CORRUPTIONS.value:
+        print(_add_corruptions(model, dataset, folder))
+    print(f"Report: {folder / 'report.html'}")
+
+
+def _plan(config):
+    """The threat model, the attacks and the headline's text: the config's, or a protocol's."""
+    import he_keras as he
+
+    if not _PROTOCOL.value:
+        attacks = he.experiment.build_attacks(
             config, logit_scale=_parse_scale(_LOGIT_SCALE.value), batch_size=_BATCH_SIZE.value
         )
-        folder = _output_dir()
-        model = load_classifier(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
-        dataset = he.experiment.load_split(config, "test")
-        dataset = dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
-        cli.end_at_once_on_interrupt("Interrupted: no report was written.")
-        report = he.evaluate_robustness(
-            model, dataset, threat, chosen, folder, _BATCH_SIZE.value, show_progress=True
+        return he.experiment.build_threat(config), attacks, None
+    if _ATTACKS.value or _EPSILON.value or _NORM.value or _STEP_SIZE.value:
+        raise ValueError(
+            "A protocol fixes its settings; expected no --attacks, --norm, --epsilon or "
+            f"--step_size beside it; received --protocol={_PROTOCOL.value}"
         )
-    print(report.table())
-    print(f"Report: {folder / 'report.json'}")
+    from he_keras.evaluation import protocols
+
+    is_default = _PROTOCOL.value == "paper"
+    chosen = (protocols.for_dataset if is_default else protocols.get)(
+        config.data.name if is_default else _PROTOCOL.value
+    )
+    return chosen.threat, chosen.attacks, chosen.text
+
+
+def _verify() -> None:
+    from he_keras.evaluation import verify
+
+    config = _config()
+    found = verify(_load_model(), _dataset(config), _output_dir(), _BATCH_SIZE.value)
+    print(found.summary())
+    if not found.holds:
+        raise SystemExit(1)
+
+
+def _add_corruptions(model, dataset, folder: pathlib.Path) -> str:
+    from he_keras.evaluation import evaluate_corruptions
+    from he_keras.evaluation.report_data import add_to_report
+
+    report = evaluate_corruptions(
+        model, dataset, source=_CORRUPTIONS.value, data_dir=_DATA_DIR.value, show_progress=True
+    )
+    add_to_report(folder, corruptions=report.to_json())
+    return report.table()
+
+
+def _compare(folders: list[str]) -> str:
+    from he_keras.evaluation import write_comparison_html
+
+    target = pathlib.Path(_OUTPUT_DIR.value or ".") / "comparison.html"
+    return f"Comparison: {write_comparison_html(folders, target)}"
+
+
+def _transfer(paths: list[str]) -> str:
+    import he_keras as he
+    from he_keras.evaluation import transfer_matrix, write_transfer
+    from he_keras.model_files import load_classifier
+
+    if not _DATA.value:
+        raise ValueError("No data set; expected --data=NAME with --transfer; received none")
+    config = _config()
+    names = _ATTACKS.value or ["pgd-20", "mim-20"]
+    models = {path: load_classifier(path) for path in paths}
+    options = {"step_size": _STEP_SIZE.value} if _STEP_SIZE.value else {}
+    folder = pathlib.Path(_OUTPUT_DIR.value or ".")
+    cli.end_at_once_on_interrupt("Interrupted: nothing was written.")
+    matrices = transfer_matrix(
+        models,
+        _dataset(config),
+        he.experiment.build_threat(config),
+        names,
+        batch_size=_BATCH_SIZE.value,
+        show_progress=True,
+        **options,
+    )
+    write_transfer(folder, matrices)
+    return "\n\n".join(matrix.table() for matrix in matrices) + f"\nWritten to {folder}"
 
 
 def _config():
     """The run's configuration, or the default one, overridden by flags."""
     from he_keras import experiment
 
-    if not _RUN.value and not _MODEL.value:
+    if not (_RUN.value or _MODEL.value or _TRANSFER.value):
         raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")
     if not _RUN.value and not _DATA.value:
         raise ValueError("No data set; expected --data=NAME with --model; received none")
@@ -72,10 +200,32 @@ def _config():
     return config
 
 
+def _load_model():
+    from he_keras.model_files import load_classifier
+
+    return load_classifier(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
+
+
+def _dataset(config):
+    from he_keras import experiment
+
+    dataset = experiment.load_split(config, "test")
+    return dataset.take(_NUM_EXAMPLES.value) if _NUM_EXAMPLES.value else dataset
+
+
 def _output_dir() -> pathlib.Path:
     if _OUTPUT_DIR.value:
         return pathlib.Path(_OUTPUT_DIR.value)
     return pathlib.Path(_RUN.value or ".") / "evaluation"
+
+
+def _shard() -> tuple[int, int] | None:
+    if not _SHARD.value:
+        return None
+    index, _, count = _SHARD.value.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ValueError(f"Invalid --shard; expected i/n such as 0/4; received {_SHARD.value}")
+    return int(index), int(count)
 
 
 def _parse_scale(text: str):

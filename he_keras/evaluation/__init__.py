@@ -3,6 +3,7 @@
 from he_keras.evaluation.attack_runs import AttackRow
 from he_keras.evaluation.check import Check
 from he_keras.evaluation.comparison import compare, write_comparison_html
+from he_keras.evaluation.corruption_benchmark import CorruptionReport, evaluate_corruptions
 from he_keras.evaluation.plots import plot_accuracies
 from he_keras.evaluation.preflight import preflight
 from he_keras.evaluation.report import write_html
@@ -14,10 +15,12 @@ from he_keras.evaluation.verification import Verification, verify
 __all__ = [
     "AttackRow",
     "Check",
+    "CorruptionReport",
     "RobustnessReport",
     "Verification",
     "compare",
     "epsilon_curve",
+    "evaluate_corruptions",
     "evaluate_robustness",
     "plot_accuracies",
     "preflight",

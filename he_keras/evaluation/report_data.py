@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import json
 import pathlib
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from he_keras.atomic_files import write_json, write_npz
 from he_keras.environment import environment
-from he_keras.evaluation.attack_runs import AttackRow, AttackRuns
+from he_keras.evaluation.attack_runs import AttackRow, AttackRuns, parts
 from he_keras.evaluation.check import Check
 from he_keras.evaluation.examples import Examples
 from he_keras.evaluation.intervals import wilson_interval
@@ -188,29 +189,16 @@ def write_report(
     report: RobustnessReport, runs: AttackRuns, examples: Examples, settings: dict, folder
 ) -> pathlib.Path:
     """Writes all files of a report; returns the path of the page."""
-    worst, labels = runs.worst, runs.labels
-    shown = _gallery_positions(runs)
-    clean, adversarial = _gallery_images(shown, examples, worst)
+    worst = runs.worst
     content = report.to_json()
     content["settings"] = settings
-    content["gallery"] = [
-        {
-            "position": int(position),
-            "label": int(labels[position]),
-            "clean_prediction": int(labels[position]),
-            "adversarial_prediction": int(worst.prediction[position]),
-            "kind": kind,
-            "broken_by": report.rows[worst.broken_by[position]].name,
-            "distance": float(worst.distance[position]),
-            "margin": float(worst.margin[position]),
-        }
-        for kind, position in shown
-    ]
-    write_npz(folder / "gallery.npz", {"clean": clean, "adversarial": adversarial})
+    names = [row.name for row in report.rows]
+    content["gallery"], pictures = _gallery(runs, examples, names)
+    write_npz(folder / "gallery.npz", pictures)
     write_npz(
         folder / "per_example.npz",
         {
-            "labels": labels,
+            "labels": runs.labels,
             "clean_prediction": runs.clean_prediction,
             "adversarial_prediction": worst.prediction,
             "broken_by": worst.broken_by,
@@ -223,21 +211,44 @@ def write_report(
     return write_html(folder)
 
 
-def _gallery_positions(runs: AttackRuns) -> list[tuple[str, int]]:
-    """The examples that took the most, and those that took the least, to break."""
-    worst = runs.worst
-    broken = np.flatnonzero(worst.broken_by >= 0)
-    # Later attacks are stronger; among equals a margin near 0 was the harder one to reach.
-    order = broken[np.lexsort((-worst.margin[broken], -worst.broken_by[broken]))]
-    size = min(_GALLERY_SIZE, len(order) // 2 or len(order))
-    hardest, easiest = order[:size], order[size:][::-1][:size]
-    return [("hardest", at) for at in hardest] + [("easiest", at) for at in easiest]
+def add_to_report(folder: pathlib.Path, **sections) -> pathlib.Path:
+    """Adds sections (of `docs/report.md`) to a written report; returns the path of the page."""
+    path = folder / "report.json"
+    content = json.loads(path.read_text())
+    write_json(path, {**content, **sections})
+    return write_html(folder)
 
 
-def _gallery_images(shown, examples: Examples, worst) -> tuple[np.ndarray, np.ndarray]:
-    clean = examples.at([position for _, position in shown])
-    adversarial = []
-    for _, position in shown:
-        path, row = worst.file_and_row[int(position)]
-        adversarial.append(read_batch(path).x_adv[row])
-    return clean, np.array(adversarial, clean.dtype).reshape(clean.shape)
+def _gallery(runs: AttackRuns, examples: Examples, names) -> tuple[list[dict], dict]:
+    """The broken examples of the most negative margin, and the unbroken ones of the largest.
+
+    For the unbroken the pictures show the strongest image of the first attack, found once more.
+    """
+    by_margin = np.argsort(runs.worst.margin, kind="stable")
+    broken_by = runs.worst.broken_by[by_margin]
+    hardest = by_margin[broken_by >= 0][:_GALLERY_SIZE]
+    easiest = by_margin[broken_by == -1][::-1][:_GALLERY_SIZE]
+    clean = examples.at([*hardest, *easiest])
+    places = [runs.worst.file_and_row[int(position)] for position in hardest]
+    found = [read_batch(path).x_adv[row] for path, row in places]
+    held = clean[len(hardest) :]
+    if len(held):
+        attack = parts(runs.attacks[0])[0]
+        result = attack(runs.model, held, runs.labels[easiest], example_ids=easiest)
+        runs.worst.distance[easiest] = result.distance
+        found += list(result.x_adv)
+    entries = [
+        {
+            "position": int(position),
+            "label": int(runs.labels[position]),
+            "clean_prediction": int(runs.clean_prediction[position]),
+            "adversarial_prediction": int(runs.worst.prediction[position]),
+            "kind": "hardest" if number < len(hardest) else "easiest",
+            "broken_by": names[runs.worst.broken_by[position]] if number < len(hardest) else None,
+            "distance": float(runs.worst.distance[position]),
+            "margin": float(runs.worst.margin[position]),
+        }
+        for number, position in enumerate((*hardest, *easiest))
+    ]
+    adversarial = np.array(found, clean.dtype).reshape(clean.shape)
+    return entries, {"clean": clean, "adversarial": adversarial}

@@ -79,8 +79,8 @@ def verify(model, examples, folder, batch_size: int = 250) -> Verification:
             continue
         scored = scorer(x_adv, batch.labels[batch.broken])
         distance = np.asarray(threat.distance(x_adv, images[positions].astype(x_adv.dtype)))
-        inside = (x_adv >= low - _ROUNDING) & (x_adv <= high + _ROUNDING)
-        inside = inside.reshape(len(x_adv), -1).all(axis=1)
+        flat = x_adv.reshape(len(x_adv), -1)
+        inside = (flat.min(axis=1) >= low - _ROUNDING) & (flat.max(axis=1) <= high + _ROUNDING)
         num_images += len(positions)
         num_held += int((~scored.wrong).sum())
         num_outside += int((~inside | (distance > threat.epsilon * (1 + 1e-5) + _ROUNDING)).sum())

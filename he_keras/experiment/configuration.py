@@ -14,7 +14,13 @@ import keras
 from he_keras import networks, objectives, optimizers, schedules
 from he_keras.adversarial_model import HEAdversarialModel
 from he_keras.attacks import Attack
-from he_keras.attacks.checks import check_number, check_positive_integer, check_seed
+from he_keras.attacks.checks import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    check_seed,
+)
+from he_keras.evaluation.attack_runs import MODES
 from he_keras.evaluation.robustness import resolve_attacks
 from he_keras.experiment.run_folder import read_json
 from he_keras.layers import CosineHead
@@ -76,6 +82,7 @@ def default_config():
         "validation_attack": "default",
         "attacks": ("pgd-20", "adaptive-pgd-20", "cw-linf-20"),
         "step_size": "",
+        "mode": "individual",
         "batch_size": 250,
     }
     config.smoke = {"network": "", "options": {}, "input_shape": (32, 32, 3)}
@@ -88,6 +95,7 @@ def check_config(config) -> None:
     check_seed(config.seed)
     check_positive_integer("train.epochs", config.train.epochs)
     check_positive_integer("train.batch_size", config.train.batch_size)
+    check_choice("evaluation.mode", config.evaluation.mode, MODES)
     check_positive_integer("evaluation.batch_size", config.evaluation.batch_size)
     check_positive_integer("head.num_classes", config.head.num_classes)
     check_number("optimizer.learning_rate", config.optimizer.learning_rate, 0.0)
@@ -142,10 +150,17 @@ def to_plain(config) -> dict:
 
 
 def read_config(run_folder):
-    """Reads the configuration of a run folder, with the tuples that JSON made lists of."""
+    """Reads the configuration of a run folder, with the tuples that JSON made lists of.
+
+    Keys that were introduced after the run have their default values.
+    """
     from ml_collections import ConfigDict
 
     config = ConfigDict(read_json(pathlib.Path(run_folder) / "config.json"))
+    for name, section in default_config().items():
+        if hasattr(section, "keys") and hasattr(config.get(name), "keys"):
+            for key in set(section) - set(config[name]) if name not in _OWN_KEYS else ():
+                config[name][key] = section[key]
     config.network.input_shape = tuple(config.network.input_shape)
     config.evaluation.attacks = tuple(config.evaluation.attacks)
     return config.lock()
