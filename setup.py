@@ -20,6 +20,7 @@ REQUIREMENTS = [
     "numpy>=1.26,<3",
     "ml-collections>=1.0,<2",
     "scikit-learn>=1.4,<2",
+    "scipy>=1.10,<2",
     "matplotlib>=3.8,<4",
     "pillow>=10.0",
     # keras-tuner imports tensorboard and tensorflow-datasets imports importlib_resources, and
@@ -40,7 +41,14 @@ EXTRAS = {
     "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "tf2onnx>=1.16"],
     "serve": ["tensorflow-serving-api>=2.18", "grpcio>=1.60"],
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
-    "dev": ["ruff>=0.12", "mypy>=1.11", "pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"],
+    "dev": [
+        "ruff>=0.12",
+        "mypy>=1.11",
+        "pytest>=8.2",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6.100",
+        "selenium>=4.20",
+    ],
 }
 
 
@@ -78,7 +86,7 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=list_packages(),
     package_dir=RENAMED,
-    package_data={"he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css"]},
+    package_data={"he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css", "**/*.js"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["he-keras = he_keras_tools.cli:main"]},

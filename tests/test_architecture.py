@@ -43,6 +43,7 @@ ORDER = (
 )
 LAZY_IMPORTS = {
     "matplotlib",
+    "scipy",
     "sklearn",
     "tensorflow_datasets",
     "cleverhans",

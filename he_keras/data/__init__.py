@@ -1,5 +1,6 @@
 """Data sets and input pipelines: `load` what is there, `train_pipeline`, `eval_pipeline`."""
 
+from he_keras.data import corruptions
 from he_keras.data.datasets import ImageDataset, StreamingDataset
 from he_keras.data.facts import FACTS, DatasetFacts, default_augmentation
 from he_keras.data.loading import DatasetNotFoundError, load, synthetic
@@ -16,6 +17,7 @@ __all__ = [
     "DatasetNotFoundError",
     "ImageDataset",
     "StreamingDataset",
+    "corruptions",
     "default_augmentation",
     "eval_pipeline",
     "load",
