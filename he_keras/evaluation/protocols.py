@@ -185,10 +185,9 @@ _PROTOCOLS = {
                 },
             ),
         ),
-        "The released script counts an image for which FAB finds nothing as broken, and compares "
-        "the largest signed difference with epsilon; here what is not found is not broken, and "
-        "the distance is the absolute one. The printed column is therefore lower or higher than "
-        "the same attack here.",
+        "The released script counts an image for which FAB finds nothing as broken, and takes the "
+        "largest signed difference for the distance; here what is not found is not broken, and "
+        "the distance is the absolute one. Both lower the printed column.",
     ),
     "he-table-3": _Settings(
         "Evaluation settings of Table 3 of the HE paper: epsilon 8/255, PGD-50 with 10 restarts "

@@ -14,6 +14,7 @@ from he_keras.atomic_files import make_writable
 from he_keras.attacks import Attack, Victim, get
 from he_keras.attacks.checks import check_choice, check_flag
 from he_keras.evaluation.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
+from he_keras.evaluation.check import Check
 from he_keras.evaluation.examples import Clean, Examples, classify
 from he_keras.evaluation.fingerprint import settings_of
 from he_keras.evaluation.he_panel import panel_attacks, panel_of
@@ -32,6 +33,9 @@ _SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
 _BLOCK_SIZE = 1000
 _CHECKED_EXAMPLES = 64
 _PANEL_EXAMPLES = 200
+#: Checks whose failure means that the question is wrong, not that the model is weak; a failure of
+#: the last may be explained by one before it.
+_STOPPING = ("input-range", "epsilon-units", "label-order", "clean-accuracy")
 
 
 def evaluate_robustness(
@@ -97,6 +101,9 @@ def evaluate_robustness(
         sample = checked.first(SAMPLE_SIZE)
         for attack in chosen:
             attack.check_model(model, *sample)
+            for part in parts(attack):
+                part.prepare(*sample)
+        before = _checked_before(model, sample, threat) if checks else ()
         settings = settings_of(model, clean, chosen, threat, mode, batch_size)
         journal = Journal(folder / FOLDER if folder else None, settings, merge)
         runs = AttackRuns(chosen, model, scorer, clean, mode, batch_size, journal)
@@ -104,6 +111,7 @@ def evaluate_robustness(
         report = summarize(runs, positions, sample, threat, checked.class_names, protocol)
         if shard is None and checks:
             report = _scrutinized(report, runs, clean, sample, threat, folder, show_progress)
+            report = dataclasses.replace(report, checks=(*before, *report.checks))
         if shard is None and folder is not None:
             write_report(report, runs, checked, settings, folder)
     return report
@@ -123,6 +131,21 @@ def attack_blocks(runs: AttackRuns, examples: Examples, shard, show_progress: bo
     return np.concatenate(positions)
 
 
+def _checked_before(model, sample, threat: ThreatModel) -> tuple[Check, ...]:
+    """Checks model and data; raises a ValueError where any accuracy would be a silly number."""
+    images, labels = sample
+    found = preflight(model, images, labels, threat)
+    failed = {check.name: check for check in found if check.verdict == "fail"}
+    for name in _STOPPING:
+        if name in failed:
+            check = failed[name]
+            raise ValueError(
+                f"Model and data do not fit ({check.name}); expected the check to pass; received "
+                f"{check.figure}. {check.message} (checks=False, --nochecks, attacks all the same)"
+            )
+    return found
+
+
 def _scrutinized(
     report: RobustnessReport, runs: AttackRuns, clean: Clean, sample, threat, folder, show_progress
 ) -> RobustnessReport:
@@ -131,16 +154,8 @@ def _scrutinized(
     few = slice(_CHECKED_EXAMPLES)
     curve = epsilon_curve(runs.model, images[few], labels[few], threat)
     still_correct = {name: flags[few] for name, flags in runs.correct.items()}
-    checks = (
-        *preflight(runs.model, images, labels, threat),
-        *sanity_checks(
-            runs.model,
-            images[few],
-            labels[few],
-            threat,
-            curve=curve,
-            still_correct=still_correct,
-        ),
+    checks = sanity_checks(
+        runs.model, images[few], labels[few], threat, curve=curve, still_correct=still_correct
     )
     panel = None
     if isinstance(Victim(runs.model).head, CosineHead):

@@ -1,12 +1,13 @@
 """Which model is fooled by images that were crafted for which other one (the HE paper's Fig. 4)."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import pathlib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -247,18 +248,9 @@ def _check_fit(names, models, scorers, attacks, examples: Examples) -> None:
         raise ValueError("No examples; expected at least one; received 0")
     images, labels = sample.images, sample.labels
     num_classes = {}
-    for name, model, scorer in zip(names, models, scorers, strict=True):
-        try:
-            for attack in attacks:
-                attack.check_model(model, images, labels)
+    for name, scorer in zip(names, scorers, strict=True):
+        with _naming(name, images):
             num_classes[name] = scorer.num_classes(images)
-        except (ValueError, TypeError, tf.errors.OpError) as error:
-            # Keras writes its own errors in bold, over many lines.
-            reason = textwrap.shorten(_STYLE.sub("", str(error)), _REASON_LENGTH)
-            raise ValueError(
-                "A model does not fit the examples; expected classifiers of images of shape "
-                f"{images.shape[1:]}; received {name}: {reason}"
-            ) from error
     if len(set(num_classes.values())) > 1:
         raise ValueError(
             "The models differ in their number of classes; expected the same for all; "
@@ -266,6 +258,23 @@ def _check_fit(names, models, scorers, attacks, examples: Examples) -> None:
         )
     for attack in attacks:
         attack.prepare(images, labels)
+        for name, model in zip(names, models, strict=True):
+            with _naming(name, images):
+                attack.check_model(model, images, labels)
+
+
+@contextlib.contextmanager
+def _naming(name: str, images) -> Iterator[None]:
+    """Says which model it was that could not work on the images."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        # Keras writes its own errors in bold, over many lines.
+        reason = textwrap.shorten(_STYLE.sub("", str(error)), _REASON_LENGTH)
+        raise ValueError(
+            "A model does not fit the examples; expected classifiers of images of shape "
+            f"{images.shape[1:]}; received {name}: {reason}"
+        ) from error
 
 
 def write_transfer(folder, matrices) -> pathlib.Path:
