@@ -16,7 +16,7 @@ def draws_for(count, name="glass_blur", severity=1):
     return random_draws.Draws(0, name, severity, np.arange(count))
 
 
-def levels_close(actual, expected, share=0.002):
+def assert_levels_close(actual, expected, share=0.002):
     """Equal, but for values so near to a whole level that rounding decides."""
     difference = np.abs(actual.astype(int) - expected.astype(int))
     assert difference.max() <= 1
@@ -37,7 +37,7 @@ def test_gaussian_blur(side, sigmas):
         values = sum(t * values[:, i : i + side] for i, t in enumerate(taps))
         values = sum(t * values[:, :, i : i + side] for i, t in enumerate(taps))
         expected = (values * 255).astype(np.uint8)
-        levels_close(corruptions.corrupt(images, "gaussian_blur", severity), expected)
+        assert_levels_close(corruptions.corrupt(images, "gaussian_blur", severity), expected)
 
 
 # Defocus
@@ -80,7 +80,7 @@ def test_defocus_blur_mirrors_the_border(side, severity):
         for row in range(len(kernel))
         for column in range(len(kernel))
     )
-    levels_close(
+    assert_levels_close(
         corruptions.corrupt(images, "defocus_blur", severity), (values * 255).astype(np.uint8)
     )
 
@@ -201,7 +201,7 @@ def test_motion_blur_turns_within_45_degrees():
     images = random_images(3)
     corrupted = corruptions.corrupt(images, "motion_blur", 2)
     for image, result, angle in zip(images, corrupted, angles, strict=False):
-        levels_close(result, motion_by_shifts(image, 6, 1.5, angle))
+        assert_levels_close(result, motion_by_shifts(image, 6, 1.5, angle))
 
 
 # Zoom
@@ -249,4 +249,4 @@ def test_zoom_blur_averages_the_image_and_its_enlargements(severity, stop):
     enlarged = [np.stack([zoomed_by_scipy(v, factor) for v in values]) for factor in factors]
     expected = (values + sum(enlarged)) / (len(factors) + 1)
     corrupted = corruptions.corrupt(images, "zoom_blur", severity)
-    levels_close(corrupted, (expected * 255).astype(np.uint8))
+    assert_levels_close(corrupted, (expected * 255).astype(np.uint8))

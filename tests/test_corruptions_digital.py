@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 import scipy.ndimage
 from test_corruptions import grey, random_images
-from test_corruptions_blur import draws_for, levels_close
+from test_corruptions_blur import draws_for, assert_levels_close
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import digital, filters
@@ -24,7 +24,9 @@ def test_contrast_pulls_each_channel_to_its_own_mean(side, levels):
         values = images / 255.0
         means = values.mean(axis=(1, 2), keepdims=True)
         expected = ((values - means) * level + means) * 255
-        levels_close(corruptions.corrupt(images, "contrast", severity), expected.astype(np.uint8))
+        assert_levels_close(
+            corruptions.corrupt(images, "contrast", severity), expected.astype(np.uint8)
+        )
 
 
 @pytest.mark.parametrize("side", [32, 90])
@@ -132,7 +134,7 @@ def test_elastic_transform_in_single_steps():
                 plane, [y + smooth[1], x + smooth[0]], order=1, mode="reflect"
             )
             result[..., channel] = plane
-        levels_close(corrupted[number], (result * 255).astype(np.uint8))
+        assert_levels_close(corrupted[number], (result * 255).astype(np.uint8))
 
 
 # Pixelation and JPEG

@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 import scipy.ndimage
 from test_corruptions import grey, random_images
-from test_corruptions_blur import draws_for, levels_close, motion_by_shifts, zoomed_by_scipy
+from test_corruptions_blur import draws_for, assert_levels_close, motion_by_shifts, zoomed_by_scipy
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import drops, edges, fields, frost_textures
@@ -70,7 +70,7 @@ def test_fog_adds_a_cloud_and_rescales(severity):
     for image, cloud, result in zip(images, clouds, corrupted, strict=True):
         largest = image.max() / 255
         expected = (image / 255 + amount * cloud[..., None]) * largest / (largest + amount)
-        levels_close(result, (expected * 255).astype(np.uint8))
+        assert_levels_close(result, (expected * 255).astype(np.uint8))
     assert (corruptions.corrupt(grey(0), "fog", severity) == 0).all()
 
 
@@ -95,7 +95,7 @@ def test_snow_whitens_and_falls_twice(side, severity):
         white = values @ [0.299, 0.587, 0.114] * 1.5 + 0.5
         values = mix * values + (1 - mix) * np.maximum(values, white[..., None])
         values = values + flakes + np.rot90(flakes, 2)
-        levels_close(result, (np.clip(values, 0, 1) * 255).astype(np.uint8), share=0.01)
+        assert_levels_close(result, (np.clip(values, 0, 1) * 255).astype(np.uint8), share=0.01)
 
 
 # Frost
@@ -316,7 +316,7 @@ def test_mud_is_brown_where_it_is(severity):
         mud = scipy.ndimage.gaussian_filter(wet.astype(float), strength, mode="nearest")
         mud = np.where(mud < 0.8, 0, mud)[..., None]
         expected = (1 - mud) + mud * np.array([63, 42, 20]) / 255
-        levels_close(result, (expected * 255 + 1e-9).astype(np.uint8), share=0.2)
+        assert_levels_close(result, (expected * 255 + 1e-9).astype(np.uint8), share=0.2)
         assert (result < 255).any() and (result == 255).any()
 
 
@@ -353,7 +353,9 @@ def test_water_in_single_steps(side, severity):
         liquid = np.where(liquid < threshold, 0, np.minimum(liquid, 1))
         water = water_by_steps((liquid * 255).astype(np.uint8))[..., None]
         expected = 30 / 255 + strength * water * np.array([175, 238, 238]) / 255
-        levels_close(result, (np.clip(expected, 0, 1) * 255 + 1e-9).astype(np.uint8), share=0.02)
+        assert_levels_close(
+            result, (np.clip(expected, 0, 1) * 255 + 1e-9).astype(np.uint8), share=0.02
+        )
         assert (result != 30).any()
 
 

@@ -211,7 +211,7 @@ def test_a_model_at_chance():
         random.integers(4, size=128),
     )
     found = verdicts(linear_logits, images, labels)
-    assert found["clean-accuracy"].verdict == "fail"
+    assert found["clean-accuracy"].verdict == "warn"
     assert found["label-order"].verdict == "pass"
     assert verdicts(linear_logits, images[:5], labels[:5])["clean-accuracy"].verdict == "skipped"
 

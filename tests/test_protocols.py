@@ -294,7 +294,7 @@ def test_protocols_run_on_a_cosine_head(name):
     assert json.dumps(report.to_json())
 
 
-def test_table_7_runs_on_a_functional():
+def test_table_7_runs_on_a_linear_head():
     report = evaluate("he-table-7", functional())
     assert len(report.rows) == 16
 
@@ -344,6 +344,8 @@ def test_long_protocols_run(name):
     report = evaluate(name, cosine(), count=3)
     expected = list(built(name)) + ["cw-linf-20"] * (name == "he-table-2")
     assert [row.name for row in report.rows] == expected
+    # Every attack by itself ran on every example that was right before.
+    assert {row.num_attacked for row in report.rows} == {2}
     assert all(0.0 <= row.robust_accuracy <= report.clean_accuracy for row in report.rows)
 
 

@@ -243,7 +243,7 @@ def matrix(attack="mim-20"):
     return TransferMatrix(
         attack=attack,
         names=("PGD-AT", "a/rather long name of a run"),
-        robust_accuracy=((0.1, 0.625), (0.75, 0.5)),
+        robust_accuracy=((0.1, 0.625), (0.75, 0.375)),
         clean_accuracy=(0.875, 1.0),
         num_examples=8,
         threat=THREAT.get_config(),
@@ -257,7 +257,7 @@ def test_the_table():
     assert lines[1].split(None, 2) == ["crafted", "for", "PGD-AT  a/rather long name of a run"]
     assert lines[2].split() == ["(clean)", "87.50%", "100.00%"]
     assert lines[3].split() == ["PGD-AT", "10.00%", "62.50%"]
-    assert lines[4].split()[-2:] == ["75.00%", "50.00%"]
+    assert lines[4].split()[-2:] == ["75.00%", "37.50%"]
     assert len({len(line) for line in lines[1:]}) == 1
 
 
@@ -272,7 +272,7 @@ def test_the_files(tmp_path):
     assert content["matrices"][0] == {
         "attack": "mim-20",
         "names": ["PGD-AT", "a/rather long name of a run"],
-        "robust_accuracy": [[0.1, 0.625], [0.75, 0.5]],
+        "robust_accuracy": [[0.1, 0.625], [0.75, 0.375]],
         "clean_accuracy": [0.875, 1.0],
         "num_examples": 8,
         "threat": {"norm": "linf", "epsilon": 0.05, "bounds": [0.0, 1.0]},
@@ -302,7 +302,7 @@ def test_the_picture_shows_every_number_where_it_belongs(tmp_path, monkeypatch):
     assert plot_transfer(matrix(), tmp_path / "map.png") == tmp_path / "map.png"
     (axes,) = kept[0].axes
     shown = {text.get_position(): text.get_text() for text in axes.texts}
-    cells = {(0, 0): "10.0", (1, 0): "62.5", (0, 1): "75.0", (1, 1): "50.0"}
+    cells = {(0, 0): "10.0", (1, 0): "62.5", (0, 1): "75.0", (1, 1): "37.5"}
     assert {place: shown[place] for place in cells} == cells
     assert sorted(shown.values()) == sorted([*cells.values(), "87.5", "100.0"])
     below, beside = axes.get_xticklabels(), axes.get_yticklabels()

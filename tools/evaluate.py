@@ -75,7 +75,7 @@ def _evaluate() -> None:
     import he_keras as he
 
     config = _config()
-    threat, attacks, protocol = _plan(config)
+    threat, attacks, mode, protocol = _plan(config)
     folder = _output_dir()
     model = _load_model()
     dataset = _dataset(config)
@@ -87,7 +87,7 @@ def _evaluate() -> None:
         attacks,
         folder,
         _BATCH_SIZE.value,
-        mode=_MODE.value or config.evaluation.mode,
+        mode=_MODE.value or mode,
         checks=_CHECKS.value,
         shard=_shard(),
         merge=_MERGE.value,
@@ -104,26 +104,30 @@ def _evaluate() -> None:
 
 
 def _plan(config):
-    """The threat model, the attacks and the headline's text: the config's, or a protocol's."""
+    """Threat model, attacks, mode and text for the headline: the config's, or a protocol's."""
     import he_keras as he
 
     if not _PROTOCOL.value:
         attacks = he.experiment.build_attacks(
             config, logit_scale=_parse_scale(_LOGIT_SCALE.value), batch_size=_BATCH_SIZE.value
         )
-        return he.experiment.build_threat(config), attacks, None
-    if _ATTACKS.value or _EPSILON.value or _NORM.value or _STEP_SIZE.value:
+        return he.experiment.build_threat(config), attacks, config.evaluation.mode, None
+    given = [flag.name for flag in (_ATTACKS, _NORM, _EPSILON, _STEP_SIZE) if flag.value]
+    if _LOGIT_SCALE.value != "model":
+        given.append(_LOGIT_SCALE.name)
+    if given:
         raise ValueError(
-            "A protocol fixes its settings; expected no --attacks, --norm, --epsilon or "
-            f"--step_size beside it; received --protocol={_PROTOCOL.value}"
+            f"A protocol fixes its settings; expected --protocol={_PROTOCOL.value} without "
+            f"{', '.join('--' + name for name in given)}; received both"
         )
     from he_keras.evaluation import protocols
 
     is_default = _PROTOCOL.value == "paper"
     chosen = (protocols.for_dataset if is_default else protocols.get)(
-        config.data.name if is_default else _PROTOCOL.value
+        config.data.name if is_default else _PROTOCOL.value, _BATCH_SIZE.value
     )
-    return chosen.threat, chosen.attacks, chosen.text
+    print(f"Protocol {chosen.name}: {chosen.text}\n{chosen.note}")
+    return chosen.threat, chosen.attacks, chosen.mode, chosen.text
 
 
 def _verify() -> None:
@@ -156,6 +160,7 @@ def _compare(folders: list[str]) -> str:
 
 def _transfer(paths: list[str]) -> str:
     import he_keras as he
+    from he_keras.atomic_files import make_writable
     from he_keras.evaluation import transfer_matrix, write_transfer
     from he_keras.model_files import load_classifier
 
@@ -163,9 +168,13 @@ def _transfer(paths: list[str]) -> str:
         raise ValueError("No data set; expected --data=NAME with --transfer; received none")
     config = _config()
     names = _ATTACKS.value or ["pgd-20", "mim-20"]
-    models = {path: load_classifier(path) for path in paths}
-    options = {"step_size": _STEP_SIZE.value} if _STEP_SIZE.value else {}
-    folder = pathlib.Path(_OUTPUT_DIR.value or ".")
+    if len(set(paths)) != len(paths):
+        raise ValueError(f"Models must differ; expected no path twice; received {paths}")
+    folder = make_writable(pathlib.Path(_OUTPUT_DIR.value or "."), "the transfer matrices")
+    models = dict(zip(_short_names(paths), map(load_classifier, paths), strict=True))
+    options = {"logit_scale": _parse_scale(_LOGIT_SCALE.value)}
+    if _STEP_SIZE.value:
+        options["step_size"] = _STEP_SIZE.value
     cli.end_at_once_on_interrupt("Interrupted: nothing was written.")
     matrices = transfer_matrix(
         models,
@@ -178,6 +187,16 @@ def _transfer(paths: list[str]) -> str:
     )
     write_transfer(folder, matrices)
     return "\n\n".join(matrix.table() for matrix in matrices) + f"\nWritten to {folder}"
+
+
+def _short_names(paths: list[str]) -> list[str]:
+    """The last parts of the paths, as many as tell them apart."""
+    parts = [pathlib.Path(path).resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return paths
 
 
 def _config():

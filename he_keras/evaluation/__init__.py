@@ -10,6 +10,7 @@ from he_keras.evaluation.report import write_html
 from he_keras.evaluation.report_data import RobustnessReport
 from he_keras.evaluation.robustness import evaluate_robustness
 from he_keras.evaluation.sanity import epsilon_curve, sanity_checks
+from he_keras.evaluation.transfer_matrix import TransferMatrix, transfer_matrix, write_transfer
 from he_keras.evaluation.verification import Verification, verify
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Check",
     "CorruptionReport",
     "RobustnessReport",
+    "TransferMatrix",
     "Verification",
     "compare",
     "epsilon_curve",
@@ -25,7 +27,9 @@ __all__ = [
     "plot_accuracies",
     "preflight",
     "sanity_checks",
+    "transfer_matrix",
     "verify",
     "write_comparison_html",
     "write_html",
+    "write_transfer",
 ]

@@ -2,11 +2,21 @@
 
 Every example counts, clean mistakes included. Each number is the share of *all* examples that are
 still classified correctly. A verdict counts when the recorded image, scored once more, shows it.
+
+Example:
+    >>> import he_keras as he, numpy as np, tensorflow as tf
+    >>> logits = lambda images: images @ tf.constant([[1.0, -1.0], [-1.0, 1.0]])
+    >>> images = np.array([[0.9, 0.1], [0.55, 0.5]], "float32")
+    >>> report = he.evaluate_robustness(
+    ...     logits, (images, np.array([0, 0])), he.ThreatModel("linf", 0.1), ["fgsm"], checks=False)
+    >>> report.clean_accuracy, report.worst_case
+    (1.0, 0.5)
 """
 
 import contextlib
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +48,27 @@ _PANEL_EXAMPLES = 200
 _STOPPING = ("input-range", "epsilon-units", "label-order", "clean-accuracy")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What was asked for, checked; the arguments of `evaluate_robustness`."""
+
+    model: Any
+    examples: Examples
+    threat: ThreatModel
+    attacks: list[Attack]
+    folder: pathlib.Path | None
+    mode: str
+    checks: bool
+    shard: tuple[int, int] | None
+    merge: bool
+    protocol: str | None
+    show_progress: bool
+
+    @property
+    def batch_size(self) -> int:
+        return self.examples.batch_size
+
+
 def evaluate_robustness(
     model,
     examples,
@@ -53,67 +84,55 @@ def evaluate_robustness(
     show_progress: bool = False,
     **options,
 ) -> RobustnessReport:
-    """Attacks every example with every attack.
+    """Attacks every example; what was killed goes on in `output_dir` to the same verdicts.
 
-    With `output_dir`, every finished batch is recorded there: a call that was killed goes on where
-    it was and ends with the same verdicts. A cross-entropy attack at a logit scale other than the
-    model's own (the HE paper's protocol) says little about robustness: unless an attack on the
-    margin is among `attacks`, one is added.
+    Adds an attack on the margin where all others are cross-entropy at another scale than the
+    model's. `docs/evaluation.md` explains the arguments at length.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
-        examples: a pair of arrays (images in the threat model's bounds, integer labels), a data set
-            of `he_keras.data`, or a `tf.data.Dataset` of batches of such pairs.
+        examples: two arrays (images, labels), a data set, or a `tf.data.Dataset` of such batches.
         threat: the threat model.
         attacks: attacks, by name or as `Attack` objects.
-        output_dir: folder for `report.json`, `report.html`, `per_example.npz`, `gallery.npz` and
-            `adversarial/`; None for none.
+        output_dir: folder for the report's files and the adversarial images; None for none.
         batch_size: examples per compiled call.
-        mode: "survivors" runs each attack on what all before it left; "individual" on every example
-            that is classified correctly, so that each row stands for itself.
-        checks: run the checks of `docs/evaluation.md` and, for cosine heads, the panel of losses
-            and scales; False is for development, and the report says so.
-        shard: `(i, n)` attacks only the i-th of n parts and writes no report; `output_dir` may be
-            shared, or the parts' `adversarial/` folders be copied together afterwards.
+        mode: "survivors": each attack on what all before it left; "individual": on every example.
+        checks: run the checks and, for cosine heads, the panel of losses and scales.
+        shard: `(i, n)` attacks only the i-th of n parts and writes no report.
         merge: attack nothing, take every batch from `output_dir`, where all shards must be.
-        protocol: text for the report's headline, such as the table whose settings these are.
+        protocol: text for the report's headline.
         show_progress: show a progress bar with the running robust accuracy.
-        **options: passed to attacks given by name, for example `step_size=0.003` (to those that
-            have a step size; FGSM's is epsilon) or `logit_scale="unit"`.
-
-    Example:
-        >>> import he_keras as he, numpy as np, tensorflow as tf
-        >>> logits = lambda images: images @ tf.constant([[1.0, -1.0], [-1.0, 1.0]])
-        >>> images = np.array([[0.9, 0.1], [0.55, 0.5]], "float32")
-        >>> report = he.evaluate_robustness(
-        ...     logits, (images, np.array([0, 0])), he.ThreatModel("linf", 0.1), ["fgsm"],
-        ...     checks=False)
-        >>> report.clean_accuracy, report.worst_case
-        (1.0, 0.5)
+        **options: for attacks given by name: `step_size`, `logit_scale`, ...
     """
     chosen = _chosen(attacks, threat, batch_size, options)
     _check_plan(mode, shard, merge, output_dir)
     checked = Examples(threat, examples, batch_size)
     folder = make_writable(pathlib.Path(output_dir), "the report") if output_dir else None
+    switches = (mode, checks, shard, merge, protocol, show_progress)
+    plan = _Plan(model, checked, threat, chosen, folder, *switches)
     with locked(folder, shard) if folder else contextlib.nullcontext():
-        scorer = Scorer(model)
-        clean = classify(scorer, checked)
-        sample = checked.first(SAMPLE_SIZE)
-        for attack in chosen:
-            attack.check_model(model, *sample)
-            for part in parts(attack):
-                part.prepare(*sample)
-        before = _checked_before(model, sample, threat) if checks else ()
-        settings = settings_of(model, clean, chosen, threat, mode, batch_size)
-        journal = Journal(folder / FOLDER if folder else None, settings, merge)
-        runs = AttackRuns(chosen, model, scorer, clean, mode, batch_size, journal)
-        positions = attack_blocks(runs, checked, shard, show_progress)
-        report = summarize(runs, positions, sample, threat, checked.class_names, protocol)
-        if shard is None and checks:
-            report = _scrutinized(report, runs, clean, sample, threat, folder, show_progress)
-            report = dataclasses.replace(report, checks=(*before, *report.checks))
-        if shard is None and folder is not None:
-            write_report(report, runs, checked, settings, folder)
+        return _evaluate(plan)
+
+
+def _evaluate(plan: _Plan) -> RobustnessReport:
+    scorer = Scorer(plan.model)
+    clean = classify(scorer, plan.examples)
+    sample = plan.examples.first(SAMPLE_SIZE)
+    for attack in plan.attacks:
+        attack.check_model(plan.model, *sample)
+        for part in parts(attack):
+            part.prepare(*sample)
+    before = _checked_before(plan, sample) if plan.checks else ()
+    settings = settings_of(plan.model, clean, plan.attacks, plan.threat, plan.mode, plan.batch_size)
+    journal = Journal(plan.folder / FOLDER if plan.folder else None, settings, plan.merge)
+    runs = AttackRuns(plan.attacks, plan.model, scorer, clean, plan.mode, plan.batch_size, journal)
+    positions = attack_blocks(runs, plan.examples, plan.shard, plan.show_progress)
+    names = plan.examples.class_names
+    report = summarize(runs, positions, sample, plan.threat, names, plan.protocol)
+    if plan.shard is None and plan.checks:
+        report = _scrutinized(plan, report, runs, clean, sample, before)
+    if plan.shard is None and plan.folder is not None:
+        write_report(report, runs, plan.examples, settings, plan.folder)
     return report
 
 
@@ -131,10 +150,10 @@ def attack_blocks(runs: AttackRuns, examples: Examples, shard, show_progress: bo
     return np.concatenate(positions)
 
 
-def _checked_before(model, sample, threat: ThreatModel) -> tuple[Check, ...]:
+def _checked_before(plan: _Plan, sample) -> tuple[Check, ...]:
     """Checks model and data; raises a ValueError where any accuracy would be a silly number."""
     images, labels = sample
-    found = preflight(model, images, labels, threat)
+    found = preflight(plan.model, images, labels, plan.threat)
     failed = {check.name: check for check in found if check.verdict == "fail"}
     for name in _STOPPING:
         if name in failed:
@@ -147,34 +166,32 @@ def _checked_before(model, sample, threat: ThreatModel) -> tuple[Check, ...]:
 
 
 def _scrutinized(
-    report: RobustnessReport, runs: AttackRuns, clean: Clean, sample, threat, folder, show_progress
+    plan: _Plan, report: RobustnessReport, runs: AttackRuns, clean: Clean, sample, before
 ) -> RobustnessReport:
     """Adds the checks, the curve over epsilon, and for cosine heads the panel."""
-    images, labels = sample
-    few = slice(_CHECKED_EXAMPLES)
-    curve = epsilon_curve(runs.model, images[few], labels[few], threat)
-    still_correct = {name: flags[few] for name, flags in runs.correct.items()}
-    checks = sanity_checks(
-        runs.model, images[few], labels[few], threat, curve=curve, still_correct=still_correct
+    images, labels = (column[:_CHECKED_EXAMPLES] for column in sample)
+    curve = epsilon_curve(plan.model, images, labels, plan.threat)
+    still_correct = {name: flags[: len(labels)] for name, flags in runs.correct.items()}
+    after = sanity_checks(
+        plan.model, images, labels, plan.threat, curve=curve, still_correct=still_correct
     )
-    panel = None
-    if isinstance(Victim(runs.model).head, CosineHead):
-        panel = _panel(runs, clean, sample, threat, folder, show_progress)
-    return dataclasses.replace(report, checks=checks, epsilon_curve=curve, he_panel=panel)
+    is_cosine = isinstance(Victim(plan.model).head, CosineHead)
+    panel = _panel(plan, runs, clean, sample) if is_cosine else None
+    return dataclasses.replace(
+        report, checks=(*before, *after), epsilon_curve=curve, he_panel=panel
+    )
 
 
-def _panel(runs: AttackRuns, clean: Clean, sample, threat, folder, show_progress) -> dict:
+def _panel(plan: _Plan, runs: AttackRuns, clean: Clean, sample) -> dict:
     """Runs the attacks of the panel on the first examples, recorded like all others."""
     images, labels = (column[:_PANEL_EXAMPLES] for column in sample)
-    few = clean.first(len(labels))
-    attacks = panel_attacks(threat, runs.batch_size)
-    settings = settings_of(runs.model, few, attacks, threat, "individual", runs.batch_size)
-    journal = Journal(folder / FOLDER / "he-panel" if folder else None, settings)
-    panel = AttackRuns(
-        attacks, runs.model, runs.scorer, few, "individual", runs.batch_size, journal
-    )
-    examples = Examples(threat, (images, labels), runs.batch_size)
-    attack_blocks(panel, examples, None, show_progress)
+    few, size = clean.first(len(labels)), plan.batch_size
+    attacks = panel_attacks(plan.threat, size)
+    settings = settings_of(plan.model, few, attacks, plan.threat, "individual", size)
+    journal = Journal(plan.folder / FOLDER / "he-panel" if plan.folder else None, settings)
+    panel = AttackRuns(attacks, plan.model, runs.scorer, few, "individual", size, journal)
+    examples = Examples(plan.threat, (images, labels), size)
+    attack_blocks(panel, examples, None, plan.show_progress)
     return panel_of(panel, sample, len(labels))
 
 

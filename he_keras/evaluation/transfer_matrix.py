@@ -1,4 +1,25 @@
-"""Which model is fooled by images that were crafted for which other one (the HE paper's Fig. 4)."""
+"""Which model is fooled by images that were crafted for which other one (the HE paper's Fig. 4).
+
+Every image is attacked to the end and the last iterate counts, whatever the model that it is
+crafted for says of it; nothing is chosen by success. Images are crafted once, batch by batch, and
+classified by all models before the next batch.
+
+Paper: Pang et al. 2020, the HE paper, Appendix C.4: PGD-20 and MIM-20. With the settings of its
+Table 2: epsilon 0.031, `step_size=0.003`, and `logit_scale="unit"`, which weakens the images that
+are crafted for cosine heads.
+
+Example:
+    >>> import he_keras as he, numpy as np, tensorflow as tf
+    >>> from he_keras.evaluation.transfer_matrix import transfer_matrix
+    >>> models = {
+    ...     "one pixel": lambda x: tf.stack([x[:, 0], 0.5 + 0.0 * x[:, 0]], axis=1),
+    ...     "two pixels": lambda x: tf.stack([x[:, 0] + x[:, 1], 1.0 + 0.0 * x[:, 0]], axis=1),
+    ... }
+    >>> examples = np.array([[0.55, 0.6]], "float32"), np.array([0])
+    >>> (matrix,) = transfer_matrix(models, examples, he.ThreatModel("linf", 0.1), ["fgsm"])
+    >>> matrix.robust_accuracy
+    ((0.0, 1.0), (0.0, 0.0))
+"""
 
 import collections
 import contextlib
@@ -8,6 +29,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -43,23 +65,23 @@ class TransferMatrix:
 
     Attributes:
         attack: name of the attack.
-        names: the models.
         robust_accuracy: one row for each model that images were crafted for, one column for each
             model that classified them: the share of *all* examples that it got right. The diagonal
             is the white-box attack.
+        settings: the attack's configuration.
+        names: the models.
         clean_accuracy: each model's accuracy on the images before the attack.
         num_examples: how many examples were attacked.
         threat: the threat model's configuration.
-        settings: the attack's configuration.
     """
 
     attack: str
-    names: tuple[str, ...]
     robust_accuracy: tuple[tuple[float, ...], ...]
+    settings: dict
+    names: tuple[str, ...]
     clean_accuracy: tuple[float, ...]
     num_examples: int
     threat: dict
-    settings: dict
 
     def table(self) -> str:
         """Returns the matrix as a text table, with the accuracy on clean images above it."""
@@ -106,15 +128,7 @@ def transfer_matrix(
     show_progress: bool = False,
     **options,
 ) -> tuple[TransferMatrix, ...]:
-    """Crafts images for every model and has every model classify them.
-
-    Every image is attacked to the end and the last iterate counts, whatever the model that it is
-    crafted for says of it; nothing is chosen by success. Images are crafted once, batch by batch,
-    and classified by all models before the next batch.
-
-    Paper: Pang et al. 2020, the HE paper, Appendix C.4 and Fig. 4: PGD-20 and MIM-20. Its settings
-    are those of its Table 2: epsilon 0.031, `step_size=0.003`, and `logit_scale="unit"`, which
-    weakens the images that are crafted for cosine heads.
+    """Crafts images for every model and has every model classify them; see the module.
 
     Args:
         models: at least two classifiers of the same images and classes, by name.
@@ -129,19 +143,6 @@ def transfer_matrix(
 
     Returns:
         One matrix for each attack.
-
-    Example:
-        >>> import numpy as np, tensorflow as tf
-        >>> from he_keras import ThreatModel
-        >>> from he_keras.evaluation.transfer_matrix import transfer_matrix
-        >>> models = {
-        ...     "first pixel": lambda x: tf.stack([x[:, 0], 1.0 - x[:, 0]], axis=1),
-        ...     "mean": lambda x: tf.stack([x[:, 0] + x[:, 1], 2.0 - x[:, 0] - x[:, 1]], axis=1),
-        ... }
-        >>> examples = np.array([[0.55, 0.9]], "float32"), np.array([0])
-        >>> (matrix,) = transfer_matrix(models, examples, ThreatModel("linf", 0.1), ["fgsm"])
-        >>> matrix.robust_accuracy
-        ((0.0, 1.0), (0.0, 1.0))
     """
     names, classifiers = _checked_models(models)
     check_threat(threat)
@@ -151,24 +152,19 @@ def transfer_matrix(
     checked = Examples(threat, examples, batch_size)
     scorers = [Scorer(model) for model in classifiers]
     _check_fit(names, classifiers, scorers, chosen, checked)
-    clean = [classify(scorer, checked) for scorer in scorers]
-    count = len(clean[0].labels)
-    runs = _Runs(classifiers, scorers, checked, count * len(names) * len(chosen), show_progress)
-    matrices = []
-    for attack in chosen:
-        matrices.append(
-            TransferMatrix(
-                attack=attack.name,
-                names=names,
-                robust_accuracy=runs.matrix(attack, names),
-                clean_accuracy=tuple(float(1.0 - each.scored.wrong.mean()) for each in clean),
-                num_examples=count,
-                threat=threat.get_config(),
-                settings=attack.get_config(),
-            )
+    clean = [classify(scorer, checked).scored.wrong for scorer in scorers]
+    shared: dict[str, Any] = {
+        "names": names,
+        "clean_accuracy": tuple(float(1.0 - wrong.mean()) for wrong in clean),
+        "num_examples": len(clean[0]),
+        "threat": threat.get_config(),
+    }
+    total = len(clean[0]) * len(names) * len(chosen)
+    with _Runs(classifiers, scorers, checked, total, show_progress) as runs:
+        return tuple(
+            TransferMatrix(attack.name, runs.matrix(attack, names), attack.get_config(), **shared)
+            for attack in chosen
         )
-    runs.close()
-    return tuple(matrices)
 
 
 class _Runs:
@@ -203,8 +199,10 @@ class _Runs:
             self._bar.update(len(block.labels))
         return tuple(float(share) for share in num_correct / count)
 
-    def close(self) -> None:
-        """Leaves the progress bar as it is."""
+    def __enter__(self) -> "_Runs":
+        return self
+
+    def __exit__(self, *_) -> None:
         self._bar.close()
 
 
@@ -257,7 +255,8 @@ def _check_fit(names, models, scorers, attacks, examples: Examples) -> None:
             f"received {num_classes}"
         )
     for attack in attacks:
-        attack.prepare(images, labels)
+        for part in parts(attack):
+            part.prepare(images, labels)
         for name, model in zip(names, models, strict=True):
             with _naming(name, images):
                 attack.check_model(model, images, labels)

@@ -5,7 +5,12 @@ ones. Each has five severities, and two tables of parameters: one for images nea
 and one for images near 224. `docs/corruptions.md` has pictures, sources and deviations.
 """
 
-from he_keras.data.corruptions import blur, digital, drops, noise, weather
+# Importing these files is what registers the corruptions.
+from he_keras.data.corruptions import blur as _blur
+from he_keras.data.corruptions import digital as _digital
+from he_keras.data.corruptions import drops as _drops
+from he_keras.data.corruptions import noise as _noise
+from he_keras.data.corruptions import weather as _weather
 from he_keras.data.corruptions.frost_textures import describe_frost
 from he_keras.data.corruptions.registry import (
     CORRUPTIONS,
@@ -18,8 +23,7 @@ from he_keras.data.corruptions.registry import (
     register,
 )
 
-# Importing these files is what registers the corruptions.
-_FAMILIES = (noise, blur, weather, digital, drops)
+_FAMILIES = (_noise, _blur, _weather, _digital, _drops)
 
 __all__ = [
     "CORRUPTIONS",

@@ -1,4 +1,17 @@
-"""Runs every check after the attacks."""
+"""Runs every check after the attacks.
+
+Costs for each example up to about 280 forward and backward passes and 400 forward passes, fewer
+for examples that break early; and half a second for each of about 15 attacks to be compiled.
+
+Example:
+    >>> import he_keras as he, numpy as np, tensorflow as tf
+    >>> from he_keras.evaluation.sanity import sanity_checks
+    >>> images = np.random.default_rng(0).uniform(size=(40, 4)).astype("float32")
+    >>> checks = sanity_checks(
+    ...     lambda images: 9 * images, images, images.argmax(1), he.ThreatModel("linf", 0.1))
+    >>> [check.name for check in checks if check.fired]
+    []
+"""
 
 from collections.abc import Mapping
 
@@ -54,9 +67,6 @@ def sanity_checks(
 ) -> tuple[Check, ...]:
     """Runs cheap experiments on a sample whose outcome is known if attacks and model are sound.
 
-    Costs for each example up to about 280 forward and backward passes and 400 forward passes, fewer
-    for examples that break early; and half a second for each of about 15 attacks to be compiled.
-
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
         images: images within the threat model's bounds.
@@ -66,21 +76,11 @@ def sanity_checks(
         num_steps: steps of the iterated attack.
         num_queries: queries of the attack without gradients.
         num_points: random points tried around each image.
-        num_planted: images into whose surroundings an adversarial image is planted.
+        num_planted: images around which an adversarial image is planted.
         logit_scale: see `he_keras.attacks.Victim`.
         seed: seed of all draws.
-        curve: result of `epsilon_curve`, to check instead of a curve measured here.
-        still_correct: what the attacks of an evaluation left, flags for the same images by the name
-            of the attack; no check may break more than all of them together.
-
-    Example:
-        >>> import he_keras as he, numpy as np, tensorflow as tf
-        >>> from he_keras.evaluation.sanity import sanity_checks
-        >>> images = np.random.default_rng(0).uniform(size=(40, 4)).astype("float32")
-        >>> checks = sanity_checks(
-        ...     lambda images: 9 * images, images, images.argmax(1), he.ThreatModel("linf", 0.1))
-        >>> [check.name for check in checks if check.fired]
-        []
+        curve: result of `epsilon_curve`; None measures one.
+        still_correct: flags for the same images that attacks left, by the name of the attack.
     """
     check_positive_integer("num_examples", num_examples)
     images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
