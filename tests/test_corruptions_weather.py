@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 import scipy.ndimage
 from test_corruptions import grey, random_images
-from test_corruptions_blur import draws_for, assert_levels_close, motion_by_shifts, zoomed_by_scipy
+from test_corruptions_blur import assert_levels_close, draws_for, motion_by_shifts, zoomed_by_scipy
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import drops, edges, fields, frost_textures

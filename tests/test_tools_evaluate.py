@@ -62,7 +62,7 @@ def test_a_model_of_every_kind_of_file(run, files, tmp_path, path):
     assert 0 < expected().robust_accuracy < clean
     with np.load(tmp_path / "per_example.npz") as flags:
         np.testing.assert_array_equal(flags["bim-5"], ~expected().success)
-    assert out.splitlines()[-1] == f"Report: {tmp_path / 'report.json'}"
+    assert out.splitlines()[-1] == f"Report: {tmp_path / 'report.html'}"
 
 
 def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):

@@ -42,9 +42,9 @@ def test_evaluate_a_run(run, trained):
     assert [row["name"] for row in report["attacks"]] == ["fgsm", "pgd-2"]
     assert report["threat"]["epsilon"] == 0.1
     assert "(worst case)" in out and "n = 30" in out
-    assert out.splitlines()[-1] == f"Report: {trained / 'evaluation' / 'report.json'}"
+    assert out.splitlines()[-1] == f"Report: {trained / 'evaluation' / 'report.html'}"
     with np.load(trained / "evaluation" / "per_example.npz") as flags_:
-        assert set(flags_.files) == {"labels", "clean", "fgsm", "pgd-2"}
+        assert {"labels", "clean", "fgsm", "pgd-2"} < set(flags_.files)
 
 
 def test_evaluate_flags_override_the_run(run, trained, tmp_path):

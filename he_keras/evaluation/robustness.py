@@ -126,7 +126,9 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
     settings = settings_of(plan.model, clean, plan.attacks, plan.threat, plan.mode, plan.batch_size)
     journal = Journal(plan.folder / FOLDER if plan.folder else None, settings, plan.merge)
     runs = AttackRuns(plan.attacks, plan.model, scorer, clean, plan.mode, plan.batch_size, journal)
-    positions = attack_blocks(runs, plan.examples, plan.shard, plan.show_progress)
+    # Merging reads, and is done at once.
+    show_progress = plan.show_progress and not plan.merge
+    positions = attack_blocks(runs, plan.examples, plan.shard, show_progress)
     names = plan.examples.class_names
     report = summarize(runs, positions, sample, plan.threat, names, plan.protocol)
     if plan.shard is None and plan.checks:

@@ -77,8 +77,7 @@ def sanity_checks(
         num_queries: queries of the attack without gradients.
         num_points: random points tried around each image.
         num_planted: images around which an adversarial image is planted.
-        logit_scale: see `he_keras.attacks.Victim`.
-        seed: seed of all draws.
+        logit_scale, seed: as in every attack.
         curve: result of `epsilon_curve`; None measures one.
         still_correct: flags for the same images that attacks left, by the name of the attack.
     """
