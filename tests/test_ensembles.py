@@ -216,7 +216,9 @@ def test_zero_gradients_and_late_success_are_noticed():
 
 
 def test_the_report_shows_stages_warnings_and_notes():
-    report = he.evaluate_robustness(quantised, (images(), labels()), THREAT, ["screen", "bim-3"])
+    report = he.evaluate_robustness(
+        quantised, (images(), labels()), THREAT, ["screen", "bim-3"], checks=False
+    )
     row = report.rows[0]
     assert [stage.name for stage in row.stages] == ["apgd-cw", "apgd-t", "square"]
     alone = Screen(THREAT, batch_size=250)(quantised, images(), labels())
@@ -224,7 +226,8 @@ def test_the_report_shows_stages_warnings_and_notes():
     assert [stage.robust_accuracy for stage in row.stages] == [
         stage.robust_accuracy for stage in alone.stages
     ]
-    assert row.forward_passes == pytest.approx(alone.forward_passes.mean())
+    clean = report.correct["clean"]
+    assert row.forward_passes == pytest.approx(alone.forward_passes[clean].sum() / len(clean))
     table = report.table()
     assert "WARNING (screen)" in table and "note (screen): screening" in table
     assert table.index("square") < table.index("screen  ")
@@ -236,6 +239,6 @@ def test_batches_are_filled_with_survivors_from_the_whole_data_set():
     attack = Ensemble(THREAT, weak_to_strong())
     whole = attack(linear, images(90), labels(90))
     data = tf.data.Dataset.from_tensor_slices((images(90), labels(90))).batch(11)
-    report = he.evaluate_robustness(linear, data, THREAT, [attack], batch_size=20)
+    report = he.evaluate_robustness(linear, data, THREAT, [attack], batch_size=20, checks=False)
     np.testing.assert_array_equal(report.correct["ensemble"], ~whole.success)
     assert report.rows[0].stages[1].robust_accuracy == whole.stages[1].robust_accuracy

@@ -77,7 +77,8 @@ def sanity_checks(
         num_queries: queries of the attack without gradients.
         num_points: random points tried around each image.
         num_planted: images around which an adversarial image is planted.
-        logit_scale, seed: as in every attack.
+        logit_scale: see `he_keras.attacks.Victim`.
+        seed: seed of all draws.
         curve: result of `epsilon_curve`; None measures one.
         still_correct: flags for the same images that attacks left, by the name of the attack.
     """
@@ -90,8 +91,7 @@ def sanity_checks(
     return (
         *strength_checks(sample),
         *scale_checks(sample),
-        # Below, what no gradient attack has broken counts: these come after all of them.
-        transfer_without_head(sample),
+        transfer_without_head(sample),  # from here on, what no gradient attack has broken counts
         black_box(sample, num_queries),
         random_noise(sample, num_points),
         *radius_checks(sample, curve),
