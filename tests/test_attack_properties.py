@@ -47,6 +47,11 @@ def cases():
                 yield pytest.param((name, norm, policy), marks=marks, id=f"{name}/{norm}/{policy}")
 
 
+def slow_if_long(name):
+    is_slow = registered_attacks.base_name(name) in registered_attacks.SLOW
+    return pytest.param(name, marks=[pytest.mark.slow] if is_slow else [])
+
+
 def build(name, norm, **options):
     try:
         return registered_attacks.build(name, THREATS[norm], **options)
@@ -243,7 +248,7 @@ def test_passes_are_counted(case):
     np.testing.assert_array_equal(case.result.forward_passes[broken], spent + scores)
 
 
-@pytest.mark.parametrize("name", attacks.names())
+@pytest.mark.parametrize("name", [slow_if_long(name) for name in attacks.names()])
 def test_seeds(name):
     model, images, labels = problem("float32")
     attack = build(name, "linf")

@@ -14,6 +14,21 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def get_config" in path.read_text())
 
 
+#: One of each training framework, head and size of images; the slow tests run all.
+TYPICAL = (
+    "cifar10_alp_linear",
+    "cifar10_fast_at_he",
+    "cifar10_free_at_m_he",
+    "cifar10_trades_he",
+    "imagenet_free_at_resnet_50_linear",
+    "quickstart_digits",
+)
+
+
+def _slow_unless_typical(name):
+    return pytest.param(name, marks=[] if name in TYPICAL else [pytest.mark.slow])
+
+
 def load(name):
     return importlib.import_module(f"he_keras_configs.{name}").get_config()
 
@@ -65,7 +80,7 @@ def assert_complete(folder, config):
     assert not [each for each in folder.rglob("*") if "partial" in each.name]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [_slow_unless_typical(name) for name in NAMES])
 def test_smoke_variant_runs(name, tmp_path):
     original = load(name)
     config = experiment.smoke_variant(original)

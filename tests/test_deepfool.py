@@ -13,6 +13,8 @@ import he_keras as he
 from he_keras.attacks import get
 from he_keras.attacks.deepfool import DeepFool
 
+pytestmark = pytest.mark.slow
+
 NORMS = ("linf", "l2")
 #: So small that the framework cannot shorten what was found by projecting it.
 TINY = {norm: he.ThreatModel(norm, 1e-6) for norm in NORMS}

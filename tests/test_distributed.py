@@ -14,6 +14,8 @@ import tensorflow as tf
 import he_keras as he
 from he_keras import objectives
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (4, 4, 1)
 THREAT = he.ThreatModel("linf", 0.1)
 BATCH_SIZE = 8

@@ -123,6 +123,7 @@ def test_merging_needs_every_shard(tmp_path):
     assert not (tmp_path / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_classified_alike_in_a_fresh_process(whole):
     _, folder = whole
     command = [sys.executable, program.__file__, "--verify", str(folder)]

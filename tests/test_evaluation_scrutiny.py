@@ -1,4 +1,4 @@
-"""What a report adds to the attacks: survivors, checks, the panel of cosine heads, the gallery."""
+"""What a report adds to the attacks: survivors, checks, the panel of cosine heads, gallery."""
 
 import json
 import math
@@ -128,6 +128,7 @@ def scrutinized(cosine, tmp_path_factory):
         return evaluate(cosine, attacks=few, folder=folder), folder
 
 
+@pytest.mark.slow
 def test_checks_before_and_after_are_in_the_report(scrutinized):
     report, folder = scrutinized
     names = {check.name for check in report.checks}
@@ -138,6 +139,7 @@ def test_checks_before_and_after_are_in_the_report(scrutinized):
     assert len(content["epsilon_curve"]["points"]) >= 3
 
 
+@pytest.mark.slow
 def test_cosine_heads_have_the_panel_and_others_have_not(scrutinized, both):
     report, folder = scrutinized
     assert len(report.he_panel["rows"]) == 5

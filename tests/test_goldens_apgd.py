@@ -17,6 +17,8 @@ import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.apgd import APGD, APGDTargeted
 
+pytestmark = pytest.mark.slow
+
 LINF, L2 = he.ThreatModel("linf", "8/255"), he.ThreatModel("l2", 0.5)
 # How the stored runs were made: from the image itself, every example to its end.
 PARITY = {"random_start": False, "stop_when_broken": False}

@@ -12,6 +12,8 @@ import pytest
 
 import he_keras as he
 
+pytestmark = pytest.mark.slow
+
 LINF = he.ThreatModel("linf", "8/255")
 STAGES = {"apgd-ce": "apgd_ce", "apgd-t": "apgd_t", "fab-t": "fab_t", "square": "square"}
 #: The stored file, and the head and the scale of its model.

@@ -14,6 +14,8 @@ import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.rays import TOLERANCE, RayS
 
+pytestmark = pytest.mark.slow
+
 LINF = he.ThreatModel("linf", "8/255")
 both_heads = pytest.mark.parametrize("head", golden_models.HEADS)
 

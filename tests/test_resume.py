@@ -15,6 +15,8 @@ from run_comparison import assert_same_run, history_in, state_in, weights_in
 from he_keras import callbacks
 from he_keras.experiment import Interrupted, prepare_training, run_training
 
+pytestmark = pytest.mark.slow
+
 STEPS, EPOCHS = 4, 3
 
 

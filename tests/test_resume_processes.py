@@ -14,6 +14,8 @@ from run_comparison import assert_same_run
 
 from he_keras.experiment import prepare_training
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STEPS = 4
 

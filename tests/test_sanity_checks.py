@@ -22,6 +22,8 @@ from he_keras.evaluation.sanity.sample import Sample
 from he_keras.evaluation.sanity.scale import scale_checks, transfer_without_head
 from he_keras.evaluation.sanity.strength import silent_success, strength_checks
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
 

@@ -46,6 +46,7 @@ def expected():
 def test_a_model_of_every_kind_of_file(run, files, tmp_path, path):
     code, out, err = run(
         "evaluate",
+        "--nochecks",
         f"--model={files / path}",
         f"--data={files / 'data.npz'}",
         "--attacks=bim-5,fgsm",
@@ -70,6 +71,7 @@ def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):
     chosen = ["cleverhans:pgd-5", "cleverhans:fgsm", *(f"transfer:{path}" for path in paths)]
     code, out, err = run(
         "evaluate",
+        "--nochecks",
         f"--model={files / 'any.keras'}",
         f"--data={files / 'data.npz'}",
         f"--attacks={','.join(chosen)}",
@@ -139,6 +141,7 @@ def test_the_promised_command_on_cifar10(run, tmp_path):
     golden_models.classifier("he").export(tmp_path / "model", verbose=False)
     code, out, err = run(
         "evaluate",
+        "--nochecks",
         f"--model={tmp_path / 'model'}",
         "--data=cifar10",
         "--attacks=pgd-20,autoattack",

@@ -35,7 +35,7 @@ def read_report(folder):
 
 
 def test_evaluate_a_run(run, trained):
-    code, out, err = run("evaluate", f"--run={trained}")
+    code, out, err = run("evaluate", f"--run={trained}", "--nochecks")
     assert code == 0, err
     report = read_report(trained / "evaluation")
     assert report["num_examples"] == 30  # The configuration's test_examples.
@@ -50,6 +50,7 @@ def test_evaluate_a_run(run, trained):
 def test_evaluate_flags_override_the_run(run, trained, tmp_path):
     code, _, err = run(
         "evaluate",
+        "--nochecks",
         f"--run={trained}",
         f"--model={trained / 'checkpoints' / 'best.keras'}",
         "--attacks=pgd-1,fgsm",
@@ -71,6 +72,7 @@ def test_evaluate_a_model_file_on_other_data(run, trained, tmp_path):
     data = save_npz(tmp_path / "mine.npz")
     code, _, err = run(
         "evaluate",
+        "--nochecks",
         f"--model={trained / 'model.keras'}",
         f"--data={data}",
         "--attacks=fgsm",
