@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.evaluation import robustness
+from he_keras.evaluation import he_panel, robustness
 from he_keras.evaluation.intervals import wilson_interval
 
 SETTINGS = {"batch_size": program.BATCH_SIZE}
@@ -124,7 +124,8 @@ def scrutinized(cosine, tmp_path_factory):
             he.attacks.PGD(program.THREAT, 2, name=name, batch_size=program.BATCH_SIZE)
             for name in names
         ]
-        patch.setattr(robustness, "panel_attacks", lambda threat, batch_size: cheap)
+        for module in (robustness, he_panel):
+            patch.setattr(module, "panel_attacks", lambda threat, batch_size: cheap)
         return evaluate(cosine, attacks=few, folder=folder), folder
 
 
@@ -147,6 +148,21 @@ def test_cosine_heads_have_the_panel_and_others_have_not(scrutinized, both):
     assert "Cosine head, scale and loss side by side" in report.table()
     assert (folder / "adversarial" / "he-panel" / "block-00000").is_dir()
     assert both["survivors"].he_panel is None
+
+
+def test_the_panel_takes_over_what_was_run_on_every_example(cosine, monkeypatch):
+    first, second, _ = program.single_attacks()
+    for module in (robustness, he_panel):
+        monkeypatch.setattr(module, "panel_attacks", lambda threat, batch_size: [first, second])
+    monkeypatch.setattr(he_panel, "MEANINGS", ("one", "two"))
+    monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: ())
+    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_: None)
+    report = evaluate(cosine, attacks=[first], mode="individual")
+    accuracies = [row["robust_accuracy"] for row in report.he_panel["rows"]]
+    both = evaluate(cosine, attacks=[first, second], mode="individual", checks=False)
+    assert accuracies == [row.robust_accuracy for row in both.rows]
+    in_turn = evaluate(cosine, attacks=[second, first], mode="survivors")
+    assert [row["robust_accuracy"] for row in in_turn.he_panel["rows"]] == accuracies
 
 
 def test_the_panels_attacks_differ_in_scale_and_loss():

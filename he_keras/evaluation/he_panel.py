@@ -5,10 +5,9 @@ adversarial images than the same attack on the logits that are trained and expor
 fewer than attacks on the margin: no accuracy of a cosine head is shown without the others beside.
 """
 
-import numpy as np
-
 from he_keras.attacks import AdaptivePGD, Attack, ProjectedGradient, get
 from he_keras.evaluation.attack_runs import AttackRuns
+from he_keras.evaluation.intervals import wilson_interval
 from he_keras.threat import ThreatModel
 
 #: What each row tells, in the order of `panel_attacks`.
@@ -34,15 +33,32 @@ def panel_attacks(threat: ThreatModel, batch_size: int) -> list[Attack]:
     ]
 
 
-def panel_of(runs: AttackRuns, sample, num_examples: int) -> dict:
-    """Returns the report's "he_panel" of finished runs of `panel_attacks`."""
-    rows = [
-        {
-            "name": row.name,
-            "meaning": meaning,
-            "robust_accuracy": row.robust_accuracy,
-            "interval": list(row.interval),
-        }
-        for row, meaning in zip(runs.rows(np.arange(num_examples), sample), MEANINGS, strict=True)
-    ]
+def panel_of(panel: AttackRuns, whole: AttackRuns, num_examples: int) -> dict:
+    """Returns the report's "he_panel".
+
+    Args:
+        panel: finished runs of `panel_attacks`, but for those that `whole` has.
+        whole: the runs of the evaluation.
+        num_examples: how many examples the panel is about, from the first.
+    """
+    rows = []
+    for attack, meaning in zip(
+        panel_attacks(whole.attacks[0].threat, panel.batch_size), MEANINGS, strict=True
+    ):
+        runs = whole if has_run(whole, attack) else panel
+        num_correct = int(runs.correct[attack.name][:num_examples].sum())
+        rows.append(
+            {
+                "name": attack.name,
+                "meaning": meaning,
+                "robust_accuracy": num_correct / num_examples,
+                "interval": list(wilson_interval(num_correct, num_examples)),
+            }
+        )
     return {"num_examples": num_examples, "rows": rows}
+
+
+def has_run(whole: AttackRuns, attack: Attack) -> bool:
+    """Whether an evaluation has run this very attack on every example."""
+    configs = [each.get_config() for each in whole.attacks]
+    return whole.mode == "individual" and attack.get_config() in configs

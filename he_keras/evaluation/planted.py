@@ -25,6 +25,7 @@ from he_keras.threat import ThreatModel
 _NAME = "planted-adversarial"
 #: Points inside the ball that keep the image's class, those tried by random search, and candidates.
 _NUM_INNER = 48
+_RESTARTS = 5
 _NUM_RANDOM = 48
 _NUM_CANDIDATES = 4
 _INNER_RADIUS = 0.95
@@ -70,7 +71,7 @@ def planted_adversarial(
         labels: integer labels; only their number matters here.
         threat: the threat model.
         num_images: how many of the images to use, from the first.
-        num_steps: steps of the attack on the margin that is tested.
+        num_steps: steps of the attack on the margin that is tested, with five restarts.
         seed: seed of all draws.
 
     Example:
@@ -94,7 +95,7 @@ def planted_adversarial(
     classifier = _ReadoutClassifier(features, readouts, rows)
     sample = Sample(classifier, images[rows], np.zeros(len(rows), np.int64), threat, seed=seed)
     # Without the early stop, rows stay in the order in which their read-outs stand.
-    attack = sample.ascent(steps=num_steps, stop_when_broken=False)
+    attack = sample.ascent(steps=num_steps, num_restarts=_RESTARTS, stop_when_broken=False)
     found = int(sample.run(attack).sum())
     return _verdict(found, len(rows), _random_search(sample))
 

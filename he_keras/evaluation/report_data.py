@@ -191,6 +191,7 @@ def write_report(
     """Writes all files of a report; returns the path of the page."""
     worst = runs.worst
     content = report.to_json()
+    content["title"] = f"Robustness of {_name_of(folder)}"
     content["settings"] = settings
     names = [row.name for row in report.rows]
     content["gallery"], pictures = _gallery(runs, examples, names)
@@ -209,6 +210,12 @@ def write_report(
     )
     write_json(folder / "report.json", content)
     return write_html(folder)
+
+
+def _name_of(folder: pathlib.Path) -> str:
+    """The run's name, where the folder is its `evaluation`."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "evaluation" else folder.name
 
 
 def add_to_report(folder: pathlib.Path, **sections) -> pathlib.Path:

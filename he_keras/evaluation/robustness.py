@@ -27,7 +27,7 @@ from he_keras.evaluation.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, part
 from he_keras.evaluation.check import Check
 from he_keras.evaluation.examples import Clean, Examples, classify
 from he_keras.evaluation.fingerprint import settings_of
-from he_keras.evaluation.he_panel import panel_attacks, panel_of
+from he_keras.evaluation.he_panel import has_run, panel_attacks, panel_of
 from he_keras.evaluation.journal import FOLDER, Journal, locked
 from he_keras.evaluation.preflight import preflight
 from he_keras.evaluation.progress import Progress
@@ -188,13 +188,13 @@ def _panel(plan: _Plan, runs: AttackRuns, clean: Clean, sample) -> dict:
     """Runs the attacks of the panel on the first examples, recorded like all others."""
     images, labels = (column[:_PANEL_EXAMPLES] for column in sample)
     few, size = clean.first(len(labels)), plan.batch_size
-    attacks = panel_attacks(plan.threat, size)
+    attacks = [each for each in panel_attacks(plan.threat, size) if not has_run(runs, each)]
     settings = settings_of(plan.model, few, attacks, plan.threat, "individual", size)
     journal = Journal(plan.folder / FOLDER / "he-panel" if plan.folder else None, settings)
     panel = AttackRuns(attacks, plan.model, runs.scorer, few, "individual", size, journal)
     examples = Examples(plan.threat, (images, labels), size)
     attack_blocks(panel, examples, None, plan.show_progress)
-    return panel_of(panel, sample, len(labels))
+    return panel_of(panel, runs, len(labels))
 
 
 def _check_plan(mode: str, shard, merge: bool, output_dir) -> None:
