@@ -138,6 +138,12 @@ def test_every_kind_of_examples_gives_the_same(model, examples, report):
         np.testing.assert_array_equal(again.correct["pgd-3"], report.correct["pgd-3"])
 
 
+def test_a_shuffled_data_set_is_refused(model, examples):
+    shuffled = as_dataset(*examples).unbatch().shuffle(NUM_EXAMPLES, seed=1).batch(9)
+    with pytest.raises(ValueError, match="another order each time.*without shuffling"):
+        evaluate(model, shuffled, THREAT, ["fgsm"])
+
+
 def test_data_sets_in_memory_are_scaled_to_the_bounds():
     dataset = he.data.synthetic((4, 4, 1), num_classes=3, num_examples=10)
     seen = []

@@ -145,6 +145,11 @@ def attack_blocks(runs: AttackRuns, examples: Examples, shard, show_progress: bo
     progress = Progress(count, len(runs.attacks), show_progress)
     positions = [np.zeros(0, int)]
     for block in examples.blocks(block_size, shard):
+        if not np.array_equal(block.labels, runs.labels[block.positions]):
+            raise ValueError(
+                "The data set has another order each time it is read; expected a tf.data.Dataset "
+                "without shuffling; received other labels than in the first reading"
+            )
         runs.attack(block, progress)
         progress.block_done(runs.unbroken[block.positions])
         positions.append(block.positions)
