@@ -53,7 +53,8 @@ def assert_same(report, folder, whole):
 
 def without_times(content):
     if isinstance(content, dict):
-        times = ("seconds", "created", "command")
+        # The title is the name of the folder.
+        times = ("seconds", "created", "command", "title")
         return {key: without_times(value) for key, value in content.items() if key not in times}
     return [without_times(each) for each in content] if isinstance(content, list) else content
 
