@@ -24,6 +24,24 @@ def cross_entropy(logits, labels):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
+def smoothed_cross_entropy(logits, labels, smoothing: float):
+    """Cross-entropy to `1 - r` on the true class and `r / (classes - 1)` on every other one.
+
+    Equals `cross_entropy + r * (o_y - mean of the other logits)`.
+
+    Example:
+        >>> import he_keras as he, tensorflow as tf
+        >>> logits, labels = tf.constant([[3.0, 0.0]]), tf.constant([0])
+        >>> round(float(he.losses.smoothed_cross_entropy(logits, labels, 0.1)[0]), 4)
+        0.3486
+    """
+    plain = cross_entropy(logits, labels)
+    true = true_logit(logits, labels)
+    others = tf.reduce_sum(logits, axis=-1) - true
+    num_others = tf.cast(tf.shape(logits)[-1] - 1, logits.dtype)
+    return plain + smoothing * (true - others / num_others)
+
+
 def kl_divergence(clean_logits, logits):
     """`sum_k q_k (log q_k - log p_k)`, q the clean and p the perturbed prediction.
 

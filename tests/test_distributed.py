@@ -42,6 +42,9 @@ OBJECTIVES = {
     "alp": lambda: iterated(objectives.ALP),
     "trades": lambda: FixedStartTRADES(THREAT, num_steps=3, step_size=0.04),
     "free_at": lambda: objectives.FreeAT(THREAT, num_replays=2),
+    "mart": lambda: iterated(objectives.MART),
+    "n_fgsm": lambda: objectives.NFGSM(THREAT, noise_ratio=0.0),
+    "n_fgsm released": lambda: objectives.NFGSM(THREAT, noise_ratio=0.0, attack_training_mode=True),
     "fast_at": lambda: objectives.FastAT(THREAT, initialization="zero"),
     "fast_at previous": lambda: objectives.FastAT(THREAT, initialization="previous"),
     "fast_at released": lambda: objectives.FastAT(
@@ -148,6 +151,9 @@ def assert_equal_training(models, results):
         # Its perturbations belong to a replica: only full batches give them the same rows.
         ("free_at", None, 16),
         ("fast_at", None, 21),
+        ("mart", "synchronized", 21),
+        ("n_fgsm", None, 21),
+        ("n_fgsm released", "synchronized", 21),
         pytest.param("alp", "synchronized", 21, marks=pytest.mark.slow),
         pytest.param("free_at", "synchronized", 16, marks=pytest.mark.slow),
         pytest.param("fast_at", "synchronized", 21, marks=pytest.mark.slow),

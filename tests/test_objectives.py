@@ -19,12 +19,15 @@ OBJECTIVES = {
     "pgd_at": lambda: objectives.PGDAT(THREAT, NUM_STEPS),
     "alp": lambda: objectives.ALP(THREAT, num_steps=NUM_STEPS),
     "trades": lambda: objectives.TRADES(THREAT, num_steps=NUM_STEPS),
+    "mart": lambda: objectives.MART(THREAT, num_steps=NUM_STEPS),
     "free_at": lambda: objectives.FreeAT(THREAT, num_replays=2),
+    "n_fgsm": lambda: objectives.NFGSM(THREAT),
+    "n_fgsm released": lambda: objectives.NFGSM(THREAT, attack_training_mode=True),
     "fast_at": lambda: objectives.FastAT(THREAT),
     "fast_at previous": lambda: objectives.FastAT(THREAT, initialization="previous"),
     "fast_at released": lambda: objectives.FastAT(THREAT, attack_training_mode=True),
 }
-WITH_ATTACK_IN_INFERENCE_MODE = [name for name in OBJECTIVES if name != "fast_at released"]
+WITH_ATTACK_IN_INFERENCE_MODE = [name for name in OBJECTIVES if not name.endswith("released")]
 
 
 def examples(count=6):
@@ -70,7 +73,9 @@ def train_one_step(model, images, labels, **options):
 
 
 def test_registered_names():
-    assert {"standard", "pgd_at", "alp", "trades", "free_at", "fast_at"} <= set(objectives.names())
+    assert {"standard", "pgd_at", "alp", "trades", "free_at", "fast_at", "mart", "n_fgsm"} <= set(
+        objectives.names()
+    )
     for name in objectives.names():
         assert objectives.get(name, THREAT).threat == THREAT
 
@@ -161,7 +166,10 @@ PASSES = {
     "alp": [False] * NUM_STEPS + [True] * 2,
     # One more than ALP: the clean prediction for the adversary, once per batch.
     "trades": [False] * (NUM_STEPS + 1) + [True] * 2,
+    "mart": [False] * NUM_STEPS + [True] * 2,
     "free_at": [True] * 2,
+    "n_fgsm": [False, True],
+    "n_fgsm released": [True, True],
     "fast_at": [False, True],
     "fast_at previous": [False, True],
     "fast_at released": [True, True],
@@ -197,13 +205,16 @@ def test_batch_norm_statistics_come_from_the_documented_passes(name):
     assert passes == BATCH_NORM_PASSES[name]
 
 
-IN_GRAPH_MODE = ("trades", "free_at", "fast_at released")
+IN_GRAPH_MODE = ("trades", "free_at", "fast_at released", "n_fgsm released")
 BATCH_NORM_PASSES = {
     "standard": ("clean",),
     "pgd_at": ("adversarial",),
     "alp": ("clean", "adversarial"),
     "trades": ("clean", "adversarial"),
+    "mart": ("clean", "adversarial"),
     "free_at": ("adversarial",),
+    "n_fgsm": ("adversarial",),
+    "n_fgsm released": ("attack", "adversarial"),
     "fast_at": ("adversarial",),
     "fast_at previous": ("adversarial",),
     "fast_at released": ("attack", "adversarial"),
@@ -222,7 +233,8 @@ def adversarial_inputs(name, model, images, labels):
         noise = single.objective.state_arrays()["noise_0"]
         return {"replay 0": images, "replay 1": np.clip(images + noise, 0, 1)}
     crafted = twin.objective.craft(twin, tf.constant(images), tf.constant(labels), (0, 0))
-    start = THREAT.random_start(tf.constant(images), (0, 0)).numpy()
+    radius = 0.2 if name == "n_fgsm released" else None
+    start = THREAT.random_start(tf.constant(images), (0, 0), radius).numpy()
     return {"adversarial": crafted.numpy(), "attack": start}
 
 
@@ -236,7 +248,9 @@ def test_crafting_changes_no_weight_and_no_statistic(name):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("name", ["pgd_at", "trades", "fast_at", "fast_at previous"])
+@pytest.mark.parametrize(
+    "name", ["pgd_at", "trades", "mart", "n_fgsm", "fast_at", "fast_at previous"]
+)
 def test_no_gradient_flows_through_the_crafted_examples(name):
     model = build_model(OBJECTIVES[name]())
     with tf.GradientTape() as tape:
@@ -244,7 +258,7 @@ def test_no_gradient_flows_through_the_crafted_examples(name):
     assert all(gradient is None for gradient in tape.gradient(total, model.trainable_variables))
 
 
-@pytest.mark.parametrize("name", ["pgd_at", "alp", "trades", "fast_at"])
+@pytest.mark.parametrize("name", ["pgd_at", "alp", "trades", "mart", "fast_at"])
 def test_crafted_examples_are_reproducible_and_feasible(name):
     model = build_model(OBJECTIVES[name]())
     images, labels = map(tf.constant, examples())
@@ -258,7 +272,7 @@ def test_crafted_examples_are_reproducible_and_feasible(name):
     assert (first >= 0).all() and (first <= 1).all()
 
 
-@pytest.mark.parametrize("name", ["pgd_at", "alp", "trades", "fast_at"])
+@pytest.mark.parametrize("name", ["pgd_at", "alp", "trades", "mart", "n_fgsm", "fast_at"])
 def test_margin_acts_in_the_loss_and_not_in_the_attack(name):
     images, labels = map(tf.constant, examples())
     crafted, losses = [], []

@@ -7,6 +7,8 @@ name in it, and import it here.
 from he_keras.objectives.alp import ALP
 from he_keras.objectives.fast_at import FastAT
 from he_keras.objectives.free_at import FreeAT
+from he_keras.objectives.mart import MART
+from he_keras.objectives.n_fgsm import NFGSM
 from he_keras.objectives.objective import Objective, TrainingPass
 from he_keras.objectives.pgd_at import PGDAT
 from he_keras.objectives.registry import get, names, register
@@ -17,6 +19,8 @@ __all__ = [
     "ALP",
     "FastAT",
     "FreeAT",
+    "MART",
+    "NFGSM",
     "Objective",
     "PGDAT",
     "Standard",

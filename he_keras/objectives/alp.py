@@ -16,7 +16,6 @@ from he_keras.attacks.checks import check_number
 from he_keras.objectives.objective import (
     IteratedObjective,
     TrainingPass,
-    margin_cross_entropy,
     unscaled,
 )
 from he_keras.objectives.registry import register
@@ -70,8 +69,8 @@ class ALP(IteratedObjective):
         """A clean pass, then an adversarial one."""
         clean_logits = model(images, training=training)
         logits = model(x_adv, training=training)
-        clean_loss = margin_cross_entropy(model, clean_logits, labels)
-        adversarial_loss = margin_cross_entropy(model, logits, labels)
+        clean_loss = self.cross_entropy(model, clean_logits, labels)
+        adversarial_loss = self.cross_entropy(model, logits, labels)
         difference = clean_logits - logits
         if not self.pair_scaled:
             difference = unscaled(model, difference)

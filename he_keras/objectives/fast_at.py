@@ -38,6 +38,7 @@ class FastAT(BufferedObjective):
         initialization: "random" (uniform), "zero", or "previous" (the perturbation left by the
             batch before, persistent as in FreeAT).
         attack_training_mode: run the adversary's pass in training mode, as the released code does.
+        **kwargs: see `Objective`.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class FastAT(BufferedObjective):
         step_size: float | str | None = None,
         initialization: str = "random",
         attack_training_mode: bool = False,
+        **kwargs,
     ) -> None:
-        super().__init__(threat)
+        super().__init__(threat, **kwargs)
         if initialization not in INITIALIZATIONS:
             raise ValueError(
                 f"Unknown initialization; expected one of {INITIALIZATIONS}; "

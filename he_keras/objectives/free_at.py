@@ -34,12 +34,15 @@ class FreeAT(BufferedObjective):
         threat: the threat model trained against.
         num_replays: replays m of each batch (paper: 8 on CIFAR-10, 4 on ImageNet).
         step_size: step of the perturbation; default epsilon.
+        **kwargs: see `Objective`.
     """
 
     supports_jit = False
 
-    def __init__(self, threat, num_replays: int = 4, step_size: float | str | None = None) -> None:
-        super().__init__(threat)
+    def __init__(
+        self, threat, num_replays: int = 4, step_size: float | str | None = None, **kwargs
+    ) -> None:
+        super().__init__(threat, **kwargs)
         if threat is None:
             raise ValueError("FreeAT needs a threat model; expected a ThreatModel; received None")
         check_positive_integer("num_replays", num_replays)

@@ -63,8 +63,8 @@ class BufferedObjective(Objective):
     threat: ThreatModel
     has_buffer = False
 
-    def __init__(self, threat: ThreatModel) -> None:
-        super().__init__(threat)
+    def __init__(self, threat: ThreatModel, **kwargs) -> None:
+        super().__init__(threat, **kwargs)
         self._buffer: NoiseBuffer | None = None
 
     @property

@@ -5,7 +5,7 @@ a stored adversarial batch can be fed in. `HEAdversarialModel` takes care of gra
 replicas and metrics. Crafting runs the network in inference mode unless an objective says
 otherwise.
 
-The margin of an HE head enters the training loss only (`margin_cross_entropy`); attacks inside
+The margin of an HE head enters the training loss only (`Objective.cross_entropy`); attacks inside
 training see the scaled logits without it, as in the released code of the HE paper.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
+from he_keras.attacks.checks import check_number
 from he_keras.attacks.projected_gradient import ProjectedGradient
 from he_keras.attacks.victim import Victim
 from he_keras.threat import ThreatModel
@@ -40,6 +41,7 @@ class Objective:
 
     Args:
         threat: the threat model trained against; None for training without adversary.
+        label_smoothing: r of `losses.smoothed_cross_entropy`; 0 for none.
     """
 
     #: Which training-mode passes update batch-norm statistics, in order.
@@ -47,10 +49,17 @@ class Objective:
     #: Whether XLA can compile the training step.
     supports_jit = True
 
-    def __init__(self, threat: ThreatModel | None = None) -> None:
+    def __init__(self, threat: ThreatModel | None = None, label_smoothing: float = 0.0) -> None:
         if threat is not None and not isinstance(threat, ThreatModel):
             raise TypeError(f"Invalid threat; expected a ThreatModel; received threat={threat!r}")
+        check_number("label_smoothing", label_smoothing, 0.0)
+        if label_smoothing >= 1.0:
+            raise ValueError(
+                "Invalid label_smoothing; expected a number in [0, 1); "
+                f"received label_smoothing={label_smoothing!r}"
+            )
         self.threat = threat
+        self.label_smoothing = float(label_smoothing)
 
     def build(self, image_shape: tuple[int, ...]) -> None:
         """Creates state that depends on the image shape; most objectives have none."""
@@ -72,7 +81,11 @@ class Objective:
         Here one pass over the crafted examples, scored by the cross-entropy with the head's margin.
         """
         logits = model(x_adv, training=training)
-        return TrainingPass(margin_cross_entropy(model, logits, labels), logits)
+        return TrainingPass(self.cross_entropy(model, logits, labels), logits)
+
+    def cross_entropy(self, model, logits, labels):
+        """Cross-entropy with the head's margin and the label smoothing; for training losses."""
+        return margin_cross_entropy(model, logits, labels, self.label_smoothing)
 
     def loss(self, model, images, labels, x_adv, training: bool = True):
         """Returns the per-example losses of `forward`."""
@@ -94,7 +107,10 @@ class Objective:
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""
-        return {"threat": keras.saving.serialize_keras_object(self.threat)}
+        return {
+            "threat": keras.saving.serialize_keras_object(self.threat),
+            "label_smoothing": self.label_smoothing,
+        }
 
     @classmethod
     def from_config(cls, config: dict) -> "Objective":
@@ -115,6 +131,7 @@ class IteratedObjective(Objective):
         random_start: see `ProjectedGradient`; default "gaussian", 0.001 * N(0, I) as in the
             released
             code (the paper's text says uniform: True).
+        **kwargs: see `Objective`.
     """
 
     attack_loss = "ce"
@@ -125,8 +142,9 @@ class IteratedObjective(Objective):
         num_steps: int = 10,
         step_size: float | str | None = None,
         random_start: bool | float | str = "gaussian",
+        **kwargs,
     ) -> None:
-        super().__init__(threat)
+        super().__init__(threat, **kwargs)
         self.attack = training_attack(threat, num_steps, step_size, random_start, self.attack_loss)
 
     def craft(self, model, images, labels, seed=(0, 0)):
@@ -160,11 +178,18 @@ def training_attack(threat, num_steps, step_size, random_start, loss="ce") -> Pr
     )
 
 
-def margin_cross_entropy(model, logits, labels):
+def margin_cross_entropy(model, logits, labels, smoothing: float = 0.0):
     """Cross-entropy with the head's margin on the true class (plain for heads without margin)."""
-    if hasattr(model.head, "with_margin"):
-        logits = model.head.with_margin(logits, labels)
+    logits = with_margin(model, logits, labels)
+    if smoothing:
+        return losses.smoothed_cross_entropy(logits, labels, smoothing)
     return losses.cross_entropy(logits, labels)
+
+
+def with_margin(model, logits, labels):
+    """Logits with the head's margin on the true class (unchanged for heads without margin)."""
+    has_margin = hasattr(model.head, "with_margin")
+    return model.head.with_margin(logits, labels) if has_margin else logits
 
 
 def unscaled(model, logits):

@@ -2,7 +2,7 @@
 
 import keras
 
-from he_keras.objectives.objective import Objective, TrainingPass, margin_cross_entropy
+from he_keras.objectives.objective import Objective, TrainingPass
 from he_keras.objectives.registry import register
 
 
@@ -20,4 +20,4 @@ class Standard(Objective):
     def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
         """One pass over the clean images."""
         logits = model(images, training=training)
-        return TrainingPass(margin_cross_entropy(model, logits, labels), logits, logits)
+        return TrainingPass(self.cross_entropy(model, logits, labels), logits, logits)

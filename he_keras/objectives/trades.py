@@ -17,7 +17,7 @@ import keras
 
 from he_keras import losses
 from he_keras.attacks.checks import check_number
-from he_keras.objectives.objective import IteratedObjective, TrainingPass, margin_cross_entropy
+from he_keras.objectives.objective import IteratedObjective, TrainingPass
 from he_keras.objectives.registry import register
 
 DIVERGENCES = {"kl": losses.kl_divergence, "cross-entropy": losses.soft_cross_entropy}
@@ -56,7 +56,7 @@ class TRADES(IteratedObjective):
         """A clean pass, then an adversarial one."""
         clean_logits = model(images, training=training)
         logits = model(x_adv, training=training)
-        clean_loss = margin_cross_entropy(model, clean_logits, labels)
+        clean_loss = self.cross_entropy(model, clean_logits, labels)
         divergence = DIVERGENCES[self.divergence](clean_logits, logits)
         return TrainingPass(clean_loss + self.beta * divergence, logits, clean_logits)
 
