@@ -12,6 +12,7 @@ import pytest
 import tiny_config
 from run_comparison import assert_same_run, history_in, state_in, weights_in
 
+import he_keras as he
 from he_keras import callbacks
 from he_keras.experiment import Interrupted, prepare_training, run_training
 
@@ -270,3 +271,20 @@ def test_environment_of_a_resumed_run_is_added(tmp_path, monkeypatch):
     prepare_training(config, tmp_path)
     later = {**first, "cpu_count": 4096}
     assert json.loads(path.read_text()) == {**first, "resumed_in": [later]}
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_weight_averaging_goes_on_and_ends_in_the_model(tmp_path, kind):
+    averaging = {"kind": kind, "decay": 0.9, "start_epoch": 1, "warm_up": False}
+    config = changed(
+        train__dtype="mixed_bfloat16",
+        train__overfitting_guard=True,
+        train__weight_averaging={**averaging, "batch_norm_batches": 2},
+    )
+    assert_resumes(config, tmp_path, "on_train_batch_end", 6)
+    state = state_in(tmp_path / "stopped" / "checkpoints" / "latest.npz")
+    average = [each for name, each in state.items() if "WeightAveraging-0/average_" in name]
+    model = he.load_model(tmp_path / "stopped" / "model.keras")
+    for variable, value in zip(model.trainable_variables, average, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert not np.array_equal(state["variable/0"], average[0])

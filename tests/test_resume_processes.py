@@ -25,7 +25,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import tiny_config
 import keras
-from he_keras.callbacks import exact_resume
+from he_keras import atomic_files
 from he_keras.experiment import prepare_training
 
 folder, moment, number = sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -44,7 +44,7 @@ if moment == "write":
         if "latest.npz" in str(target):
             strike()
         original(source, target)
-    exact_resume.os.replace = replace
+    atomic_files.os.replace = replace
 elif moment != "never":
     killer = keras.callbacks.Callback()
     setattr(killer, moment, strike)

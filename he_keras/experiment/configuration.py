@@ -20,6 +20,7 @@ from he_keras.attacks.checks import (
     check_positive_integer,
     check_seed,
 )
+from he_keras.callbacks.weight_averaging import KINDS
 from he_keras.evaluation.attack_runs import MODES
 from he_keras.evaluation.robustness import resolve_attacks
 from he_keras.experiment.run_folder import read_json
@@ -37,6 +38,13 @@ _DATA = {
     "validation_examples": 1000,
     "test_examples": 0,
     "synthetic": False,
+}
+_WEIGHT_AVERAGING = {
+    "kind": "",
+    "decay": 0.9995,
+    "start_epoch": 0,
+    "warm_up": True,
+    "batch_norm_batches": 20,
 }
 # The keys of these belong to what they configure, which checks them.
 _OWN_KEYS = ("objective", "schedule", "network.options", "smoke.options")
@@ -77,6 +85,7 @@ def default_config():
         "checkpoint_every_batches": 0,
         "checkpoint_every_seconds": 300.0,
         "overfitting_guard": False,
+        "weight_averaging": dict(_WEIGHT_AVERAGING),
     }
     config.evaluation = {
         "validation_attack": "default",
@@ -101,7 +110,19 @@ def check_config(config) -> None:
     check_number("optimizer.learning_rate", config.optimizer.learning_rate, 0.0)
     check_number("train.checkpoint_every_batches", config.train.checkpoint_every_batches, 0)
     check_number("train.checkpoint_every_seconds", config.train.checkpoint_every_seconds, 0.0)
+    _check_weight_averaging(config)
     build_attacks(config)
+
+
+def _check_weight_averaging(config) -> None:
+    settings = config.train.weight_averaging
+    check_choice("train.weight_averaging.kind", settings.kind, ("", *KINDS))
+    check_number("batch_norm_batches", settings.batch_norm_batches, 0)
+    if settings.kind and not settings.start_epoch < config.train.epochs:
+        raise ValueError(
+            "Averaging would never begin; expected train.weight_averaging.start_epoch below "
+            f"train.epochs={config.train.epochs}; received {settings.start_epoch}"
+        )
 
 
 def _check_keys(config, reference, prefix: str = "") -> None:
@@ -136,6 +157,7 @@ def smoke_variant(config):
                 "options": dict(config.smoke.options),
             }
         small.train.update({"epochs": 1, "batch_size": 8})
+        small.train.weight_averaging.start_epoch = 0
         small.evaluation.update({"attacks": ("fgsm", "pgd-2"), "batch_size": 8})
         small.evaluation.validation_attack = "pgd-2"
         for repetitions in ("num_steps", "num_replays"):

@@ -96,6 +96,7 @@ class Training:
         self.model: HEAdversarialModel = build_model(config, self.steps)
         # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
         self._stream(0, 0)
+        self.averaging = self._weight_averaging()
         run_folder.prepare(self.folder, to_plain(config))
         self.stateful = self._stateful_callbacks()
         self.resume = _ResumeWithSignal(
@@ -113,13 +114,32 @@ class Training:
 
     def _stateful_callbacks(self) -> list:
         """In this order: the guard may put other weights back, and adds to the history."""
-        chosen: list = []
+        chosen: list = [self.averaging] if self.averaging else []
         if self.datasets.validation is not None and self.model.evaluation_attack is not None:
-            chosen.append(callbacks.BestCheckpoint(self.folder / "checkpoints" / "best.keras"))
+            best = callbacks.BestCheckpoint(self.folder / "checkpoints" / "best.keras")
+            chosen.append(self.averaging.with_average(best) if self.averaging else best)
         if self.config.train.overfitting_guard:
             images, labels = next(iter(self._stream(0, 0)))
             chosen.append(callbacks.OverfittingGuard(images, labels))
         return [*chosen, callbacks.HistoryFile(self.folder / "history.csv")]
+
+    def _weight_averaging(self):
+        """Batch norm is measured on what the objective trains on, here of the first batches."""
+        settings = self.config.train.weight_averaging
+        if not settings.kind:
+            return None
+        count = settings.batch_norm_batches
+        averaging = callbacks.WeightAveraging(
+            settings.decay,
+            settings.start_epoch,
+            settings.kind,
+            settings.warm_up,
+            reestimate=self._stream(0, 0).take(count) if count else None,
+            perturb=self.model.objective.craft,
+            apply_at_end=False,  # a resumed run calls `fit` twice
+        )
+        averaging.set_model(self.model)
+        return averaging
 
     @property
     def is_complete(self) -> bool:
@@ -135,6 +155,9 @@ class Training:
                 epoch += 1
             if epoch < self.config.train.epochs and not self._guard_stopped():
                 self._fit(epoch, self.config.train.epochs, first_batch=0)
+        # After a collapse the guard's weights are wanted: the average contains the collapse.
+        if self.averaging and not self._guard_stopped():
+            self.averaging.apply()
         save_model(self.model, self.folder / "model.keras")
         return self.model
 
