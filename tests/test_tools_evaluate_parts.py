@@ -114,6 +114,16 @@ def test_transfer(run, files, tmp_path):
     assert "rows: crafted for" in out
 
 
+def test_transfer_goes_into_a_report_that_is_there(run, files, evaluated):
+    arguments = [arg for arg in base(files)[1:] if not arg.startswith("--attacks")]
+    models = [files / "first.keras", files / "second.keras"]
+    chosen = [*arguments, "--attacks=pgd-2", f"--output_dir={evaluated}"]
+    code, out, err = run("evaluate", "--transfer", *models, *chosen)
+    assert code == 0, err
+    assert report(evaluated)["transfer"]["names"] == ["first.keras", "second.keras"]
+    assert "second.keras" in (evaluated / "report.html").read_text()
+
+
 def test_a_protocol_says_so(run, files, tmp_path):
     arguments = [*base(files)[:2], "--nochecks", "--protocol=he-table-4", "--batch_size=50"]
     code, out, err = run("evaluate", *arguments, f"--output_dir={tmp_path}")

@@ -162,6 +162,7 @@ def _transfer(paths: list[str]) -> str:
     import he_keras as he
     from he_keras.atomic_files import make_writable
     from he_keras.evaluation import transfer_matrix, write_transfer
+    from he_keras.evaluation.report_data import add_to_report
     from he_keras.model_files import load_classifier
 
     if not _DATA.value:
@@ -186,6 +187,8 @@ def _transfer(paths: list[str]) -> str:
         **options,
     )
     write_transfer(folder, matrices)
+    if (folder / "report.json").exists():
+        add_to_report(folder, transfer=matrices[0].to_json())
     return "\n\n".join(matrix.table() for matrix in matrices) + f"\nWritten to {folder}"
 
 
