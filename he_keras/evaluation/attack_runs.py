@@ -136,14 +136,15 @@ class _Tally:
             )
         return found
 
-    def merged(self, other: "_Tally") -> "_Tally":
-        """Takes over another's sums, but for the attacked examples: those are counted once."""
-        for name in ("num_broken", "unconfirmed", "non_finite", "seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def merge(self, other: "_Tally") -> None:
+        """Adds another's sums, but for the attacked examples: those are counted once."""
+        self.num_broken += other.num_broken
+        self.unconfirmed += other.unconfirmed
+        self.non_finite += other.non_finite
+        self.seconds += other.seconds
         self.forward_passes += other.forward_passes
         self.backward_passes += other.backward_passes
         self.distances += other.distances
-        return self
 
 
 class AttackRuns:
@@ -285,7 +286,7 @@ class AttackRuns:
             alive -= tally.num_broken
             stages.append(tally.row((alive, alive), count))
             warnings += attack.stage_warnings(number, tally.num_broken, count)
-            total.merged(tally)
+            total.merge(tally)
         return total.row(left, count, warnings, stages, attack.note)
 
 

@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from he_keras import losses
 from he_keras.attacks import Victim
-from he_keras.attacks.attack import is_wrong
+from he_keras.attacks.attack import score
 
 
 class Scored(NamedTuple):
@@ -58,4 +57,5 @@ class Scorer:
         logits = self._victim.logits(images)
         has_nan = tf.reduce_any(tf.math.is_nan(logits), axis=-1)
         prediction = tf.where(has_nan, -1, tf.argmax(logits, axis=-1, output_type=tf.int32))
-        return prediction, is_wrong(logits, labels), losses.margin(logits, labels)
+        scored = score(logits, labels)
+        return prediction, scored.broken, scored.margin
