@@ -16,7 +16,8 @@ def cifar10_budget(name: str, epochs: int = EPOCHS, head: str = "he"):
     config = cifar10_small.get_config()
     with config.unlocked():
         config.name = f"cifar10_budget_{name}"
-        config.network.options = {"stage_widths": (16, 32, 64)}
+        config.network.name = "preact-resnet"
+        config.network.options = {"stage_widths": (16, 32, 64), "blocks_per_stage": (1, 1, 1)}
         config.head.kind = head
         config.objective = {
             "name": "pgd_at",
