@@ -213,11 +213,19 @@ class HEAdversarialModel(keras.Model):
         if not self.built:
             self.build(tuple(images.shape))
         images = replicas.require_examples(images, self.network)
-        training_pass = self.objective.train_step(self, images, labels, sample_weight)
+        objective = self.objective.at_step(self._schedule_step())
+        training_pass = objective.train_step(self, images, labels, sample_weight)
         reported = [self.loss_tracker, self.accuracy_metric]
         if training_pass.clean_logits is not None:
             reported.append(self.clean_accuracy_metric)
-        return self._results(reported, labels, training_pass.logits, sample_weight)
+        results = self._results(reported, labels, training_pass.logits, sample_weight)
+        return {**results, **objective.logs()}
+
+    def _schedule_step(self):
+        """The step that schedules are read at: as Keras counts for the learning rate's."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        per_update = inner.gradient_accumulation_steps
+        return self.optimizer.iterations * per_update if per_update else self.optimizer.iterations
 
     def update(self, compute, labels, sample_weight, watch=None) -> Update:
         """Minimises the mean of `compute().losses` by one optimizer step and updates the metrics.

@@ -9,6 +9,7 @@ unit l_p length that increases a linear function most is `U_p(g) = argmax <g, v>
 ball; its value is the dual norm of `g`.
 """
 
+import copy
 import math
 
 import keras
@@ -18,6 +19,7 @@ import tensorflow as tf
 NORMS = ("linf", "l2", "l1")
 _NORM_FLOOR = 1e-12
 _BISECTION_STEPS = 40
+_ZERO_RADIUS = 1e-37
 
 
 def parse_epsilon(value: float | int | str) -> float:
@@ -170,8 +172,8 @@ class ThreatModel:
             lower = tf.where(too_long, middle, lower)
             upper = tf.where(too_long, upper, middle)
         # `lower` is too small by rounding, which adds up over the coordinates: the last factor
-        # puts the perturbation onto the sphere.
-        excess = tf.maximum(total(lower) / self.epsilon, 1.0)
+        # puts the perturbation onto the sphere. A scheduled radius may be 0: no 0 / 0.
+        excess = tf.maximum(total(lower) / (self.epsilon + _ZERO_RADIUS), 1.0)
         return tf.sign(perturbation) * shrunk(lower) / excess
 
     def get_config(self) -> dict:
@@ -191,6 +193,16 @@ class ThreatModel:
 
     def __repr__(self) -> str:
         return f"ThreatModel(norm={self.norm!r}, epsilon={self.epsilon:.6g}, bounds={self.bounds})"
+
+
+def with_radius(threat: ThreatModel, epsilon) -> ThreatModel:
+    """Returns a copy with another radius, unchecked: a scalar tensor that may be zero.
+
+    For use inside a training step only, where `epsilon` follows a schedule.
+    """
+    resized = copy.copy(threat)
+    resized.epsilon = epsilon
+    return resized
 
 
 def draw_per_seed(sampler, images, seed):

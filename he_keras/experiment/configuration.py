@@ -47,7 +47,9 @@ _WEIGHT_AVERAGING = {
     "batch_norm_batches": 20,
 }
 # The keys of these belong to what they configure, which checks them.
-_OWN_KEYS = ("objective", "schedule", "network.options", "smoke.options")
+_OWN_KEYS = ("objective", "schedule", "epsilon_schedule", "network.options", "smoke.options")
+OPTIMIZERS = ("sgd", "adam")
+_ADAM_EPSILON = 1e-8
 _STARTS = {"uniform": True, "none": False, "gaussian": "gaussian"}
 
 
@@ -76,8 +78,14 @@ def default_config():
     }
     config.threat = {"norm": "linf", "epsilon": "8/255"}
     config.objective = {"name": "pgd_at"}
-    config.optimizer = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 2e-4}
+    config.optimizer = {
+        "name": "sgd",
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 2e-4,
+    }
     config.schedule = {"name": "constant"}
+    config.epsilon_schedule = {"name": ""}
     config.train = {
         "epochs": 1,
         "batch_size": 128,
@@ -85,6 +93,8 @@ def default_config():
         "checkpoint_every_batches": 0,
         "checkpoint_every_seconds": 300.0,
         "overfitting_guard": False,
+        "cycle_ends": (),
+        "snapshots": False,
         "weight_averaging": dict(_WEIGHT_AVERAGING),
     }
     config.evaluation = {
@@ -107,10 +117,12 @@ def check_config(config) -> None:
     check_choice("evaluation.mode", config.evaluation.mode, MODES)
     check_positive_integer("evaluation.batch_size", config.evaluation.batch_size)
     check_positive_integer("head.num_classes", config.head.num_classes)
+    check_choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
     check_number("optimizer.learning_rate", config.optimizer.learning_rate, 0.0)
     check_number("train.checkpoint_every_batches", config.train.checkpoint_every_batches, 0)
     check_number("train.checkpoint_every_seconds", config.train.checkpoint_every_seconds, 0.0)
     _check_weight_averaging(config)
+    _check_cycles(config)
     build_attacks(config)
 
 
@@ -122,6 +134,21 @@ def _check_weight_averaging(config) -> None:
         raise ValueError(
             "Averaging would never begin; expected train.weight_averaging.start_epoch below "
             f"train.epochs={config.train.epochs}; received {settings.start_epoch}"
+        )
+
+
+def _check_cycles(config) -> None:
+    ends, epochs = list(config.train.cycle_ends), config.train.epochs
+    are_epochs = all(isinstance(end, int) and 0 < end <= epochs for end in ends)
+    if not are_epochs or ends != sorted(set(ends)):
+        raise ValueError(
+            f"Invalid cycles; expected increasing numbers of epochs up to train.epochs={epochs}; "
+            f"received train.cycle_ends={tuple(ends)}"
+        )
+    if config.train.snapshots and not ends:
+        raise ValueError(
+            "Snapshots are taken where cycles end; expected train.cycle_ends such as "
+            f"({epochs},); received none"
         )
 
 
@@ -144,7 +171,10 @@ def _check_keys(config, reference, prefix: str = "") -> None:
 
 
 def smoke_variant(config):
-    """Returns a copy that finishes in seconds: synthetic data, two batches, a small network."""
+    """Returns a copy that finishes in seconds: synthetic data, two batches, a small network.
+
+    It has one epoch, and one cycle where there are any; what schedules count in epochs shrinks.
+    """
     small = config.copy_and_resolve_references()
     with small.unlocked():
         small.name = f"{config.name}_smoke"
@@ -156,7 +186,10 @@ def smoke_variant(config):
                 "input_shape": tuple(config.smoke.input_shape),
                 "options": dict(config.smoke.options),
             }
-        small.train.update({"epochs": 1, "batch_size": 8})
+        ends = (1,) if config.train.cycle_ends else ()
+        small.train.update({"epochs": 1, "batch_size": 8, "cycle_ends": ends})
+        for name in ("schedule", "epsilon_schedule"):
+            small[name] = schedules.scaled(dict(config[name]), 1 / config.train.epochs)
         small.train.weight_averaging.start_epoch = 0
         small.evaluation.update({"attacks": ("fgsm", "pgd-2"), "batch_size": 8})
         small.evaluation.validation_attack = "pgd-2"
@@ -180,7 +213,9 @@ def read_config(run_folder):
 
     config = ConfigDict(read_json(pathlib.Path(run_folder) / "config.json"))
     for name, section in default_config().items():
-        if hasattr(section, "keys") and hasattr(config.get(name), "keys"):
+        if name not in config:
+            config[name] = section
+        elif hasattr(section, "keys") and hasattr(config[name], "keys"):
             for key in set(section) - set(config[name]) if name not in _OWN_KEYS else ():
                 config[name][key] = section[key]
     config.network.input_shape = tuple(config.network.input_shape)
@@ -201,14 +236,19 @@ def build_attacks(config, **options) -> list[Attack]:
     return resolve_attacks(settings.attacks, build_threat(config), **options)
 
 
-def build_objective(config) -> Objective:
-    """Builds the training objective; every key but `name` is an argument of it."""
+def build_objective(config, steps_per_epoch: int | None = None) -> Objective:
+    """Builds the training objective; every key but `name` is an argument of it.
+
+    Without `steps_per_epoch` it has the nominal radius, whatever the configured schedule.
+    """
     options = dict(config.objective)
     name = options.pop("name")
     if "random_start" in options:
         options["random_start"] = _parse_start(options["random_start"])
     if options.get("step_size") == "":
         del options["step_size"]
+    if steps_per_epoch is not None and config.epsilon_schedule.name:
+        options["epsilon_schedule"] = _epsilon_schedule(config, steps_per_epoch)
     try:
         return objectives.get(name, build_threat(config), **options)
     except TypeError as error:
@@ -237,13 +277,15 @@ def build_head(config) -> keras.layers.Layer:
 
 
 def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
-    """Builds SGD in PyTorch's form with coupled weight decay and the configured schedule."""
-    options = dict(config.schedule)
-    name = options.pop("name")
-    # FreeAT updates the weights once for each replay of a batch.
-    updates = steps_per_epoch * int(config.objective.get("num_replays", 1))
-    total_steps = updates * config.train.epochs
-    momentum = config.optimizer.momentum
+    """Builds the optimizer with the configured schedule.
+
+    "sgd" is PyTorch's form with coupled weight decay; "adam" has PyTorch's defaults, `momentum` as
+    its beta_1, and no weight decay.
+    """
+    settings, name = config.optimizer, config.schedule.name
+    options = schedules.with_checkpoints(dict(config.schedule), config.train.cycle_ends)
+    total_steps, updates = _length(config, steps_per_epoch)
+    momentum = settings.momentum
     if options.pop("cycle_momentum", False):
         momentum = schedules.get(
             "cyclic_momentum",
@@ -253,11 +295,36 @@ def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
         )
     height = "peak" if name in ("triangular", "cyclic") else "initial"
     if name != "piecewise":
-        options[height] = config.optimizer.learning_rate
-    learning_rate = schedules.get(name, total_steps, updates, **options)
-    return optimizers.SGD(
-        learning_rate, momentum=momentum, weight_decay=config.optimizer.weight_decay
-    )
+        options[height] = settings.learning_rate
+    learning_rate = schedules.get(options.pop("name"), total_steps, updates, **options)
+    if settings.name == "sgd":
+        return optimizers.SGD(learning_rate, momentum=momentum, weight_decay=settings.weight_decay)
+    if settings.weight_decay or not isinstance(momentum, float):
+        raise ValueError(
+            "Adam has neither weight decay nor cyclic momentum here; expected "
+            "optimizer.weight_decay=0 and no schedule.cycle_momentum; received "
+            f"optimizer.weight_decay={settings.weight_decay} and momentum={momentum!r}"
+        )
+    return keras.optimizers.Adam(learning_rate, beta_1=momentum, epsilon=_ADAM_EPSILON)
+
+
+def _epsilon_schedule(config, steps_per_epoch: int):
+    """The schedule of the radius; unless it says otherwise, it does not exceed the threat's."""
+    options = schedules.with_checkpoints(dict(config.epsilon_schedule), config.train.cycle_ends)
+    name = options.pop("name")
+    if "maximum" in schedules.parameters_of(name):
+        options.setdefault("maximum", config.threat.epsilon)
+    total_steps, updates = _length(config, steps_per_epoch)
+    schedule = schedules.get(name, total_steps, updates, **options)
+    is_number = isinstance(schedule, float)
+    return schedules.Linear(schedule, 0.0, steps_per_epoch=updates) if is_number else schedule
+
+
+def _length(config, steps_per_epoch: int) -> tuple[int, int]:
+    """The updates of the whole run, and those of an epoch."""
+    # FreeAT updates the weights once for each replay of a batch.
+    updates = steps_per_epoch * int(config.objective.get("num_replays", 1))
+    return updates * config.train.epochs, updates
 
 
 def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
@@ -266,7 +333,7 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
         raise ValueError(
             f"Unknown dtype; expected one of {DTYPES}; received train.dtype={config.train.dtype!r}"
         )
-    objective = build_objective(config)
+    objective = build_objective(config, steps_per_epoch)
     keras.utils.set_random_seed(config.seed)
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(config.train.dtype)

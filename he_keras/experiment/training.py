@@ -15,6 +15,7 @@ import keras
 from he_keras import callbacks, data
 from he_keras.adversarial_model import HEAdversarialModel
 from he_keras.callbacks.best_checkpoint import save_model
+from he_keras.callbacks.snapshots import Snapshots
 from he_keras.experiment import run_folder
 from he_keras.experiment.configuration import build_model, check_config, to_plain
 
@@ -99,6 +100,7 @@ class Training:
         self.averaging = self._weight_averaging()
         run_folder.prepare(self.folder, to_plain(config))
         self.stateful = self._stateful_callbacks()
+        self.snapshots = self._snapshots()
         self.resume = _ResumeWithSignal(
             self.folder / "checkpoints" / "latest.npz",
             every_batches=config.train.checkpoint_every_batches,
@@ -122,6 +124,13 @@ class Training:
             images, labels = next(iter(self._stream(0, 0)))
             chosen.append(callbacks.OverfittingGuard(images, labels))
         return [*chosen, callbacks.HistoryFile(self.folder / "history.csv")]
+
+    def _snapshots(self) -> list:
+        """What is kept where cycles end: the average, if there is one."""
+        if not self.config.train.snapshots:
+            return []
+        snapshots = Snapshots(self.folder / "snapshots", self.config.train.cycle_ends)
+        return [self.averaging.with_average(snapshots) if self.averaging else snapshots]
 
     def _weight_averaging(self):
         """Batch norm is measured on what the objective trains on, here of the first batches."""
@@ -179,7 +188,14 @@ class Training:
                 epochs=epochs,
                 steps_per_epoch=steps,
                 validation_data=validation and data.eval_pipeline(validation, batch_size),
-                callbacks=[callbacks.StopOnNaN(), *self.stateful, board, progress, self.resume],
+                callbacks=[
+                    callbacks.StopOnNaN(),
+                    *self.stateful,
+                    *self.snapshots,
+                    board,
+                    progress,
+                    self.resume,
+                ],
                 shuffle=False,
                 verbose=0,
             )

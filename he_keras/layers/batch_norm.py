@@ -59,12 +59,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def call(self, inputs, training=None, mask=None):
         """Normalises by the batch's statistics in training mode, else by the moving ones."""
         with_batch_statistics = training and self.trainable
+        if with_batch_statistics and self._is_recorded(mask):
+            return self._normalized_by_operations(inputs)
         if not self._is_fusable(inputs, mask):
             return super().call(inputs, training=training, mask=mask)
         if not with_batch_statistics:
             scale, shift = self._inference_scale_and_shift()
             return scale_and_shift(inputs, scale, shift)
-        if self.synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        if self._spans_replicas():
             return super().call(inputs, training=training, mask=mask)
         return self._normalized_by_batch(inputs)
 
@@ -72,6 +74,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
         is_last = self.axis in (-1, len(inputs.shape) - 1)
         is_plain = mask is None and not self.renorm
         return is_plain and is_last and len(inputs.shape) == 4 and inputs.dtype in _FUSED_DTYPES
+
+    def _spans_replicas(self) -> bool:
+        return self.synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+    def _is_recorded(self, mask) -> bool:
+        """Whether a `keras.StatelessScope` has given the moving averages other values.
+
+        Then the values that the layer would assign to them are wanted, with their gradients.
+        """
+        is_plain = mask is None and not self.renorm and not self._spans_replicas()
+        return is_plain and not isinstance(self.moving_mean.value, tf.Variable)
 
     def _normalized_by_batch(self, inputs):
         channels = inputs.shape[-1]
@@ -89,6 +102,30 @@ class BatchNormalization(keras.layers.BatchNormalization):
         _track(self.moving_mean, mean, self.momentum)
         _track(self.moving_variance, variance * (count - 1.0) / count, self.momentum)
         return outputs
+
+    def _normalized_by_operations(self, inputs):
+        """Training mode, differentiable as often as wanted, the tracked statistics included.
+
+        The fused kernel passes no gradient to the mean and the variance it returns, and Keras's
+        moments hold the mean constant inside the variance: right once, wrong for the gradient of a
+        gradient.
+        """
+        channels = self.axis % len(inputs.shape)
+        axes = [axis for axis in range(len(inputs.shape)) if axis != channels]
+        wide = inputs if inputs.dtype == tf.float64 else tf.cast(inputs, tf.float32)
+        mean = tf.reduce_mean(wide, axes, keepdims=True)
+        variance = tf.reduce_mean(tf.square(wide - mean), axes, keepdims=True)
+        for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            old = tf.cast(tf.convert_to_tensor(moving), wide.dtype) * self.momentum
+            moving.assign(old + tf.reshape(value, [-1]) * (1.0 - self.momentum))
+        gamma, beta = (
+            None if each is None else tf.reshape(tf.cast(each, wide.dtype), tf.shape(mean))
+            for each in (self.gamma, self.beta)
+        )
+        return tf.cast(
+            tf.nn.batch_normalization(wide, mean, variance, beta, gamma, self.epsilon),
+            self.compute_dtype,
+        )
 
     def _inference_scale_and_shift(self):
         """Returns `gamma / sqrt(var + epsilon)` and `beta - mean * scale` of the moving values."""

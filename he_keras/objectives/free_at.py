@@ -64,6 +64,9 @@ class FreeAT(BufferedObjective):
 
     def _replay(self, model, images, labels, sample_weight) -> TrainingPass:
         noise = self.noise.first_rows(tf.shape(images)[0])
+        if self.epsilon_schedule is not None:
+            # Left behind by a batch that may have had a larger radius.
+            noise = self.threat.project_perturbation(noise)
 
         def compute():
             x_adv = self.threat.clip_to_bounds(images + noise)

@@ -1,26 +1,20 @@
-"""Schedules of the learning rate and of the momentum, by training step.
+"""Schedules that count in training steps: steps, straight lines, cosine, FastAT's triangle.
 
 Steps count from 0, and a drop "at epoch 75" means that the first batch of the epoch with index 75
 already uses the new value, as in the papers' code. What Keras already offers is used: its
 `PiecewiseConstantDecay` and `CosineDecay`. `PiecewiseLinear` adds FastAT's triangular learning rate
 (Wong et al., 2020) and the momentum cycle that comes with it unseen: PyTorch's `CyclicLR` moves the
 momentum 0.9 -> 0.8 -> 0.9, against the learning rate, whatever momentum was configured.
-
-Configurations name a schedule and count in epochs; `get` translates:
-
-    >>> import he_keras as he
-    >>> rate = he.schedules.get("step", 77000, 1000, initial=0.1, drop_epochs=(75, 90))
-    >>> [round(float(rate(step)), 6) for step in (0, 74999, 75000)]
-    [0.1, 0.1, 0.01]
 """
 
-import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PiecewiseConstantDecay
+
+from he_keras.threat import parse_epsilon
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -29,7 +23,7 @@ class PiecewiseLinear(LearningRateSchedule):
 
     Args:
         steps: Strictly increasing steps, at least two; they need not be whole numbers.
-        values: The value at each of them, reached exactly.
+        values: The value at each of them, reached exactly; numbers or fractions such as "8/255".
 
     Example:
         >>> import he_keras as he
@@ -39,7 +33,7 @@ class PiecewiseLinear(LearningRateSchedule):
     """
 
     def __init__(self, steps: Sequence[float], values: Sequence[float]):
-        if len(steps) < 2 or not _is_increasing(steps):
+        if len(steps) < 2 or not is_increasing(steps):
             raise ValueError(
                 "Invalid steps of a piecewise linear schedule; expected two or more strictly "
                 f"increasing numbers; received steps={list(steps)}"
@@ -50,7 +44,7 @@ class PiecewiseLinear(LearningRateSchedule):
                 f"each step; received values={list(values)}"
             )
         self.steps = [float(step) for step in steps]
-        self.values = [float(value) for value in values]
+        self.values = [parse_epsilon(value) for value in values]
 
     def __call__(self, step: Any) -> Any:
         """Returns the value at `step` as a float32 scalar."""
@@ -76,7 +70,7 @@ def piecewise_constant(
 
     Keras's `PiecewiseConstantDecay` itself changes one step later.
     """
-    if not boundaries or boundaries[0] < 1 or not _is_increasing(boundaries):
+    if not boundaries or boundaries[0] < 1 or not is_increasing(boundaries):
         raise ValueError(
             "Invalid boundaries of a piecewise constant schedule; expected strictly increasing "
             f"whole steps from 1 on; received boundaries={list(boundaries)}"
@@ -127,7 +121,7 @@ def triangular(
             "Invalid place of the peak; expected a fraction between 0 and 1; "
             f"received peak_fraction={peak_fraction}"
         )
-    _check_positive("total_steps", total_steps)
+    check_positive("total_steps", total_steps)
     return PiecewiseLinear([0, peak_fraction * total_steps, total_steps], [start, peak, end])
 
 
@@ -158,7 +152,7 @@ def cosine(
         >>> [round(float(rate(step)), 4) for step in (0, 50, 100, 600, 1100)]
         [0.0, 0.05, 0.1, 0.05, 0.0]
     """
-    _check_positive("total_steps", total_steps)
+    check_positive("total_steps", total_steps)
     if not 0 <= warmup_steps < total_steps or not initial > 0:
         raise ValueError(
             "Invalid cosine schedule; expected initial > 0 and 0 <= warmup_steps < total_steps; "
@@ -173,77 +167,12 @@ def cosine(
     )
 
 
-def constant(initial: float) -> float:
-    """Returns the number itself: unlike a schedule it can still be changed by callbacks."""
-    return float(initial)
-
-
-SCHEDULES: dict[str, Callable[..., Any]] = {
-    "constant": constant,
-    "step": step_decay,
-    "triangular": triangular,
-    "cyclic": triangular,
-    "cosine": cosine,
-    "piecewise": PiecewiseLinear,
-    "cyclic_momentum": cyclic_momentum,
-}
-# What a schedule counts in steps, a configuration may count in epochs.
-_IN_EPOCHS = {"boundaries": "drop_epochs", "warmup_steps": "warmup_epochs", "steps": "epochs"}
-
-
-def get(
-    name: str, total_steps: int, steps_per_epoch: int, **options: Any
-) -> LearningRateSchedule | float:
-    """Returns the schedule of that name, with what is counted in epochs turned into steps.
-
-    The names, with the options of each:
-
-    * constant: `initial`; a plain number comes back;
-    * step: `initial`, `drop_epochs` (or `boundaries` in steps), `drop_factor` = 0.1;
-    * triangular, also called cyclic: `peak`, `peak_fraction` = 0.5, `start` = 0, `end` = 0;
-    * cosine: `initial`, `warmup_epochs` = 0 (or `warmup_steps`), `final` = 0;
-    * piecewise, straight lines between points: `epochs` (or `steps`), `values`;
-    * cyclic_momentum: `peak_fraction` = 0.5, `low` = 0.8, `high` = 0.9.
-
-    Args:
-        name: One of these names.
-        total_steps: Number of training steps of the whole run.
-        steps_per_epoch: Number of training steps of an epoch; epochs may be fractions.
-        **options: The options of that schedule.
-    """
-    if name not in SCHEDULES:
-        raise ValueError(
-            f"Unknown schedule; expected one of {', '.join(SCHEDULES)}; received name={name!r}"
-        )
-    _check_positive("total_steps", total_steps)
-    _check_positive("steps_per_epoch", steps_per_epoch)
-    parameters = list(inspect.signature(SCHEDULES[name]).parameters)
-    arguments = {"total_steps": total_steps} if "total_steps" in parameters else {}
-    for parameter in parameters:
-        in_epochs = _IN_EPOCHS.get(parameter)
-        if in_epochs in options and parameter not in options:
-            options[parameter] = _to_steps(options.pop(in_epochs), steps_per_epoch)
-    unknown = sorted(set(options) - set(parameters) | set(options) & set(arguments))
-    if unknown:
-        accepted = [parameter for parameter in parameters if parameter not in arguments]
-        accepted += [_IN_EPOCHS[parameter] for parameter in accepted if parameter in _IN_EPOCHS]
-        raise ValueError(
-            f"Unknown or repeated option of the schedule {name!r}; expected some of "
-            f"{', '.join(accepted)}; received {', '.join(unknown)}"
-        )
-    return SCHEDULES[name](**arguments, **options)
-
-
-def _to_steps(epochs: Any, steps_per_epoch: int) -> Any:
-    if isinstance(epochs, Sequence):
-        return [round(epoch * steps_per_epoch) for epoch in epochs]
-    return round(epochs * steps_per_epoch)
-
-
-def _is_increasing(numbers: Sequence[float]) -> bool:
+def is_increasing(numbers: Sequence[float]) -> bool:
+    """Whether each number is larger than the one before."""
     return all(low < high for low, high in itertools.pairwise(numbers))
 
 
-def _check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
+    """Raises a ValueError unless the value is above 0."""
     if not value > 0:
         raise ValueError(f"Invalid {name}; expected a number > 0; received {name}={value}")

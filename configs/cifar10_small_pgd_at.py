@@ -1,0 +1,14 @@
+"""CIFAR-10 on a CPU: PGD-AT with any number of attack steps on the network of cifar10_small.
+
+Command:  python tools/train.py --config=configs/cifar10_small_pgd_at.py \
+              --config.objective.num_steps=3 --output_dir=runs/he_3_steps
+          (--config.head.kind=linear for the baseline)
+Time and numbers: docs/analysis.md. A step costs 1 + num_steps times standard training.
+"""
+
+from he_keras_configs import analysis_presets
+
+
+def get_config():
+    """Returns the configuration."""
+    return analysis_presets.cifar10_small_pgd_at()

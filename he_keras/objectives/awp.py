@@ -1,0 +1,172 @@
+"""AWP: adversarial training at adversarially perturbed weights, around any objective.
+
+Paper: Wu et al. 2020, "Adversarial weight perturbation helps robust generalization"; inside RAT's
+released code too. A proxy of the model makes one step of gradient *ascent* on the training loss of
+the batch; for each weight tensor w with two axes or more the difference d is rescaled to the
+tensor's own length, and the loss is minimised at the perturbed weights:
+
+    v = gamma * |w| * d / |d|,    w <- w - lr * grad loss(w + v)
+
+With one step of plain SGD, d is the gradient times the proxy's learning rate, which cancels: there
+is no such argument. Biases and batch norm's scale and shift are not perturbed, and the adversarial
+images are those of the unperturbed weights. The proxy's passes leave no trace in batch-norm
+statistics; those of the training passes, at w + v, do, as in the released code.
+
+Deviations: the released code adds v to the weights and subtracts it after the optimizer's step.
+Here nothing is assigned (`ShownValues`), which saves two roundings; weight decay and
+regularisers act on w, there on w + v: a relative difference of gamma in the decay. Weights that are
+frozen are not perturbed. A tensor with a zero or non-finite gradient stays where it is.
+Cost: the base's, and its training passes (forward and backward) once more.
+"""
+
+import copy
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from he_keras.attacks.checks import check_number
+from he_keras.objectives import replicas
+from he_keras.objectives.objective import TrainingPass
+from he_keras.objectives.registry import register
+from he_keras.objectives.shown_values import ShownValues
+from he_keras.objectives.wrapped import (
+    WrappedObjective,
+    check_single_update,
+    weighted,
+)
+
+
+@register("awp")
+@keras.saving.register_keras_serializable(package="he_keras")
+class AWP(WrappedObjective):
+    """Computes the training loss of another objective at weights perturbed against it.
+
+    Batch-norm statistics come from the passes of the base. FreeAT, and FastAT with
+    `initialization="previous"`, are refused: their step is more than crafting and one update.
+
+    Args:
+        threat: the threat model trained against; None if the base is an objective.
+        base: the objective: an `Objective`, a name, or `{"name": "trades", "beta": 6.0}`.
+        gamma: length of the perturbation of a tensor, relative to the tensor's.
+        warm_up_steps: training steps without perturbation (RAT's code: ten epochs of them).
+        **kwargs: further arguments of a base given by name.
+
+    Example:
+        >>> import he_keras as he
+        >>> from he_keras.objectives.awp import AWP
+        >>> AWP(base=he.objectives.TRADES(he.ThreatModel(), beta=6.0)).base.beta
+        6.0
+        >>> AWP(he.ThreatModel(), "pgd_at", num_steps=7).base.attack.num_steps
+        7
+    """
+
+    def __init__(
+        self,
+        threat=None,
+        base="pgd_at",
+        gamma: float = 0.005,
+        warm_up_steps: int = 0,
+        **kwargs,
+    ) -> None:
+        check_number("gamma", gamma, 0.0)
+        check_number("warm_up_steps", warm_up_steps, 0)
+        super().__init__(threat, base, **kwargs)
+        if isinstance(self.base, AWP):
+            raise ValueError(
+                "The weights are perturbed already; expected a base other than AWP; received "
+                f"base={type(self.base).__name__}"
+            )
+        check_single_update("AWP", self.base)
+        self.gamma: Any = float(gamma)
+        self.warm_up_steps = int(warm_up_steps)
+
+    def at_step(self, step) -> "AWP":
+        """Returns a copy whose `gamma` is a scalar tensor, zero during the warm-up."""
+        now: Any = super().at_step(step)
+        if not self.warm_up_steps:
+            return now
+        now = copy.copy(now)
+        is_warm = tf.cast(step, tf.int64) >= self.warm_up_steps
+        now.gamma = tf.where(is_warm, self.gamma, 0.0)
+        return now
+
+    def weighted_forward(
+        self, model, images, labels, x_adv, training: bool = True, sample_weight=None
+    ) -> TrainingPass:
+        """The base's passes, once for the perturbation and once at the perturbed weights."""
+
+        def base_pass():
+            # Not a zero-argument `super()`, which this inner function does not know.
+            return WrappedObjective.weighted_forward(
+                self, model, images, labels, x_adv, training, sample_weight
+            )
+
+        variables = perturbed_variables(model)
+        perturbations = self._perturbations(model, variables, base_pass, sample_weight)
+        values = [
+            tf.convert_to_tensor(variable) + perturbation
+            for variable, perturbation in zip(variables, perturbations, strict=True)
+        ]
+        with ShownValues(zip(variables, values, strict=True)) as scope:
+            training_pass = base_pass()
+        scope.keep_updates(model)
+        return training_pass
+
+    def _perturbations(self, model, variables, base_pass, sample_weight) -> list:
+        values = [tf.stop_gradient(tf.convert_to_tensor(variable)) for variable in variables]
+
+        def ascend():
+            gradients = self._gradients(model, variables, values, base_pass, sample_weight)
+            pairs = zip(gradients, values, strict=True)
+            return [tf.stop_gradient(perturbation(*pair, self.gamma)) for pair in pairs]
+
+        if not tf.is_tensor(self.gamma) or replicas.count() > 1:
+            # Replicas cannot exchange gradients inside a condition.
+            return ascend()
+        return tf.cond(self.gamma > 0.0, ascend, lambda: [tf.zeros_like(each) for each in values])
+
+    def _gradients(self, model, variables, values, base_pass, sample_weight) -> list:
+        """The gradients of the loss over the batches of all replicas, up to a common factor."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with ShownValues(zip(variables, values, strict=True)):
+                losses = weighted(base_pass().losses, sample_weight)
+            count = replicas.total(tf.cast(tf.size(losses), losses.dtype))
+            loss = tf.reduce_sum(losses) / count
+            optimizer = getattr(model, "optimizer", None)
+            # Loss scaling, which cancels too, keeps half-precision gradients from underflow.
+            loss = loss if optimizer is None else optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, values, unconnected_gradients="zero")
+        return replicas.total(gradients)
+
+    def get_config(self) -> dict:
+        """Returns the plain-data arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "gamma": self.gamma,
+            "warm_up_steps": self.warm_up_steps,
+        }
+
+
+def perturbed_variables(model) -> list:
+    """The trainable weights with two axes or more: kernels."""
+    return [variable for variable in model.trainable_variables if len(variable.shape) > 1]
+
+
+def perturbation(gradient, weight, gamma):
+    """`gamma * |weight| * gradient / |gradient|`; zero for a zero or non-finite gradient.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from he_keras.objectives.awp import perturbation
+        >>> shift = perturbation(tf.constant([[3.0, 4.0]]), tf.constant([[0.0, 10.0]]), 0.125)
+        >>> shift.numpy().round(6).tolist()
+        [[0.75, 1.0]]
+    """
+    # Scaled by the largest entry first, squares of small gradients do not underflow.
+    direction = tf.math.divide_no_nan(gradient, tf.reduce_max(tf.abs(gradient)))
+    factor = tf.math.divide_no_nan(tf.norm(weight), tf.norm(direction))
+    shift = tf.cast(gamma, weight.dtype) * factor * direction
+    is_finite = tf.reduce_all(tf.math.is_finite(gradient))
+    return tf.where(is_finite, shift, tf.zeros_like(shift))

@@ -1,0 +1,45 @@
+"""Other values of weights and statistics for a part of a training step, without assigning any."""
+
+import keras
+
+
+class ShownValues(keras.StatelessScope):
+    """A scope in which Keras variables have other values; no variable changes.
+
+    What layers would assign inside, such as moving statistics, `get_current_value` returns. In
+    contrast to Keras's own class this one may be nested: values that it does not replace are those
+    of the scope around it.
+
+    Args:
+        state_mapping: pairs of a Keras variable and its value.
+
+    Example:
+        >>> import keras
+        >>> from he_keras.objectives.shown_values import ShownValues
+        >>> variable, other = keras.Variable(1.0), keras.Variable(2.0)
+        >>> with ShownValues([(variable, 5.0)]):
+        ...     with ShownValues([(other, 7.0)]):
+        ...         inside = float(variable + other)
+        >>> inside, float(variable + other)
+        (12.0, 3.0)
+    """
+
+    def __init__(self, state_mapping=()) -> None:
+        super().__init__(list(state_mapping), collect_losses=True, initialize_variables=False)
+        self.original_scope: keras.StatelessScope | None = None
+
+    def get_current_value(self, variable):
+        """Returns the variable's value inside this scope, or None for the variable's own."""
+        value = super().get_current_value(variable)
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
+
+    def keep_updates(self, model) -> None:
+        """Applies to a model what its layers updated inside: statistics, seeds, added losses."""
+        for variable in model.non_trainable_variables:
+            value = self.get_current_value(variable)
+            if value is not None:
+                variable.assign(value)
+        for loss in self.losses:
+            model.add_loss(loss)

@@ -1,0 +1,122 @@
+"""One classifier out of several: the mean of their predicted probabilities.
+
+Paper: Liu et al. 2020, "On the loss landscape of adversarial training" (PAS), whose tool averages
+the softmax of snapshots and attacks the ensemble by ascending `-log(mean_k p_k(y))`.
+
+The output is `log(mean_k softmax(o_k))`. Logarithms of probabilities that sum to 1 are logits of
+these very probabilities: softmax is `exp(z) / sum(exp(z))`, and with `z = log p` the sum is 1. So
+softmax of the output is the mean prediction, and the cross-entropy of the output is
+`-log(mean_k p_k(y))`: attacks and reports that expect logits need no special case, and those on the
+cross-entropy ascend the paper's loss, through all members. A mean of logits would be another
+classifier, of normalised geometric means.
+"""
+
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from he_keras.model_files import load_classifier
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class SnapshotEnsemble(keras.Model):
+    """Averages the probabilities of its members; always in inference mode.
+
+    Every attack and `evaluate_robustness` accept it, and it can be saved as `.keras`. It holds the
+    members themselves and no copies. Cost: one pass through every member.
+
+    Args:
+        members: at least one `keras.Model` from images to logits, all of the same images and
+            classes; not probabilities.
+        **kwargs: `name` and such of `keras.Model`.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> from he_keras.snapshot_ensemble import SnapshotEnsemble
+        >>> members = [keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]) for _ in "ab"]
+        >>> members[0].set_weights([np.zeros((2, 2)), np.log([0.9, 0.1])])
+        >>> members[1].set_weights([np.zeros((2, 2)), np.log([0.5, 0.5])])
+        >>> logits = SnapshotEnsemble(members)(np.ones((1, 2), "float32"))
+        >>> [round(float(each), 3) for each in keras.ops.softmax(logits)[0]]
+        [0.7, 0.3]
+    """
+
+    def __init__(self, members: Sequence[keras.Model], **kwargs) -> None:
+        members = list(members)
+        if not members or not all(isinstance(each, keras.Model) for each in members):
+            raise TypeError(
+                "Invalid members of an ensemble; expected at least one keras.Model; "
+                f"received members={members!r}"
+            )
+        if len({id(each) for each in members}) < len(members):
+            raise ValueError(
+                "A member counts once; expected different models; received one of them twice"
+            )
+        super().__init__(**kwargs)
+        # What the members do at half precision is theirs.
+        self.autocast = False
+        self.members = members
+
+    @classmethod
+    def from_files(cls, paths: Iterable, **kwargs) -> "SnapshotEnsemble":
+        """Builds an ensemble of `.keras` files and run folders.
+
+        A folder of snapshots, such as `runs/NAME/snapshots`, stands for all of them.
+        """
+        files = [file for path in paths for file in _files(pathlib.Path(path))]
+        return cls([load_classifier(file) for file in files], **kwargs)
+
+    @property
+    def input_shape(self) -> tuple:
+        """The shape of a batch of images, which export asks for."""
+        first = self.members[0]
+        return getattr(first, "network", first).input_shape
+
+    def build(self, input_shape) -> None:
+        """Builds members that are not."""
+        for member in self.members:
+            if not member.built:
+                member.build(input_shape)
+        self.built = True
+
+    def call(self, inputs, training=None):
+        """Returns the logarithm of the mean probabilities, in float32 or better."""
+        logs = [_log_probabilities(member(inputs, training=False)) for member in self.members]
+        if len({log.shape[-1] for log in logs}) > 1:
+            raise ValueError(
+                "The members differ in their classes; expected the same number; received "
+                f"{[log.shape[-1] for log in logs]}"
+            )
+        total = tf.reduce_logsumexp(tf.stack(logs), axis=0)
+        return total - tf.cast(np.log(len(logs)), total.dtype)
+
+    def get_config(self) -> dict:
+        """Returns the members as plain data, without their optimizers."""
+        members = [keras.saving.serialize_keras_object(each) for each in self.members]
+        for member in members:
+            member.pop("compile_config", None)
+        return {"name": self.name, "members": members}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None) -> "SnapshotEnsemble":
+        """Builds an ensemble from `get_config()`'s result."""
+        options = dict(config)
+        members = options.pop("members")
+        deserialize = keras.saving.deserialize_keras_object
+        return cls([deserialize(each, custom_objects) for each in members], **options)
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The path itself, or the snapshots in a folder that holds nothing but some."""
+    snapshots = sorted(path.glob("epoch-*.keras")) if path.is_dir() else []
+    return snapshots or [path]
+
+
+def _log_probabilities(logits):
+    logits = tf.convert_to_tensor(logits)
+    if logits.dtype.size < tf.float32.size:
+        logits = tf.cast(logits, tf.float32)
+    return tf.nn.log_softmax(logits)

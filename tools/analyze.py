@@ -1,0 +1,139 @@
+"""Analyses of trained models: numbers (.json) and a picture (.png).
+
+python tools/analyze.py                                   (lists the analyses)
+python tools/analyze.py gradient-norms --run=runs/linear,runs/he
+python tools/analyze.py attack-steps --run=runs/he_1_step,runs/he_3_steps --num_examples=2000
+python tools/analyze.py class-weights --run=model.keras --data=cifar10
+python tools/analyze.py gradient-norms --run=runs/he --option num_steps=20 --option seed=1
+
+A run is a run folder, a .keras file or a SavedModel; the last two need --data. docs/analysis.md
+explains each analysis.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from he_keras_tools import cli
+
+_RUN = flags.DEFINE_list("run", None, "Run folders, .keras files or SavedModels to analyse.")
+_DATA = flags.DEFINE_string("data", None, "Data set name or path; default: each run's own.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.")
+_SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Part of the data.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 1000, "Only the first examples; 0 for all.")
+_NORM = flags.DEFINE_string("norm", None, "linf, l2 or l1; default: each run's own.")
+_EPSILON = flags.DEFINE_string("epsilon", None, "Radius, a number or a fraction such as 8/255.")
+_OPTION = flags.DEFINE_multi_string("option", [], "An option of the analysis, as key=value.")
+_OUTPUT_DIR = flags.DEFINE_string(
+    "output_dir", None, "Where numbers and picture go; default: analysis/ in the first run."
+)
+# `cli` allows so many arguments that are not flags.
+POSITIONAL = 1
+_CONFIG = "config.json"
+_BATCH_SIZE = 250
+
+
+def main(arguments) -> None:
+    """Lists the analyses, or runs the one that is named."""
+    with cli.one_line_errors():
+        print(_analyze(arguments[1]) if len(arguments) > 1 else _listing())
+
+
+def _listing() -> str:
+    from he_keras import analysis
+
+    summaries = analysis.summaries()
+    width = max(map(len, summaries))
+    lines = [f"  {name:<{width}}  {text}" for name, text in summaries.items()]
+    return "\n".join(["tools/analyze.py NAME --run=FOLDER[,FOLDER], where NAME is one of", *lines])
+
+
+def _analyze(name: str) -> str:
+    from he_keras import analysis
+    from he_keras.atomic_files import make_writable
+
+    chosen = analysis.from_text(name, _OPTION.value)
+    subjects = _subjects()
+    folder = make_writable(_output_dir(), "the analysis")
+    cli.end_at_once_on_interrupt("Interrupted: nothing was written.")
+    content = chosen.run(subjects, folder)
+    table = chosen.table(content["numbers"])
+    written = [f"Numbers: {folder / name}.json", f"Picture: {folder / name}.png"]
+    return "\n".join([*([table] if table else []), *written])
+
+
+def _subjects() -> list:
+    """The models, each with the examples and the threat model to measure it with."""
+    from he_keras_tools.short_names import short_names
+
+    if not _RUN.value:
+        raise ValueError("No model; expected --run=FOLDER or FILE, or several; received none")
+    paths = [path.rstrip("/") for path in _RUN.value]
+    if len(set(paths)) != len(paths):
+        raise ValueError(f"Models must differ; expected no path twice; received {paths}")
+    examples: dict = {}
+    return [
+        _subject(name, pathlib.Path(path), examples)
+        for name, path in zip(short_names(paths), paths, strict=True)
+    ]
+
+
+def _subject(name: str, path: pathlib.Path, examples: dict):
+    from he_keras import experiment
+    from he_keras.analysis import Subject
+    from he_keras.model_files import load_classifier
+
+    model = load_classifier(path)
+    has_config = (path / _CONFIG).is_file()
+    config = experiment.read_config(path) if has_config else experiment.default_config()
+    settings = experiment.to_plain(config) if has_config else {}
+    if not has_config and not _DATA.value:
+        raise ValueError(
+            f"No data set; expected --data=NAME for a model without {_CONFIG}; received {path}"
+        )
+    _apply_flags(config)
+    threat = experiment.build_threat(config)
+    images, labels = _examples(config, threat, examples)
+    folder = path if path.is_dir() else None
+    return Subject(name, model, images, labels, threat, settings, folder)
+
+
+def _apply_flags(config) -> None:
+    with config.unlocked():
+        if _DATA.value:
+            config.data.update({"name": _DATA.value, "synthetic": False, "test_examples": 0})
+        config.data.data_dir = _DATA_DIR.value or config.data.data_dir
+        config.threat.norm = _NORM.value or config.threat.norm
+        config.threat.epsilon = _EPSILON.value or config.threat.epsilon
+
+
+def _examples(config, threat, examples: dict):
+    """Images and labels; those of equal settings are read once."""
+    from he_keras import experiment
+    from he_keras.evaluation.examples import Examples
+
+    shape, classes = tuple(config.network.input_shape), config.head.num_classes
+    key = json.dumps([config.data.to_dict(), shape, classes])
+    if key not in examples:
+        dataset = experiment.load_split(config, _SPLIT.value)
+        if dataset is None:
+            raise ValueError(
+                "No validation examples; expected a run that held some out; received "
+                f"--split={_SPLIT.value}"
+            )
+        if _NUM_EXAMPLES.value:
+            dataset = dataset.take(_NUM_EXAMPLES.value)
+        examples[key] = Examples(threat, dataset, _BATCH_SIZE).first(len(dataset))
+    return examples[key]
+
+
+def _output_dir() -> pathlib.Path:
+    if _OUTPUT_DIR.value:
+        return pathlib.Path(_OUTPUT_DIR.value)
+    first = pathlib.Path(_RUN.value[0])
+    return (first if first.is_dir() else first.parent) / "analysis"
+
+
+if __name__ == "__main__":
+    cli.run(main)
