@@ -37,6 +37,7 @@ def cifar10_small_fast_at(epsilon_in_8_bits: int, guard: str):
         config.train.guard_max_drop = 0.1
         config.train.guard_every_batches = 20
         config.evaluation.validation_attack = "pgd-10"
-        config.evaluation.attacks = ("pgd-50",)
+        config.evaluation.attacks = ("pgd-50", "apgd-dlr-50")
+        config.evaluation.mode = "survivors"
         config.evaluation.step_size = f"{epsilon_in_8_bits / 4:g}/255"
     return config.lock()

@@ -9,6 +9,7 @@ if _keras.backend.backend() != "tensorflow":
     )
 
 from he_keras import (
+    analysis,
     attacks,
     callbacks,
     data,
@@ -26,6 +27,7 @@ from he_keras.evaluation import evaluate_robustness
 from he_keras.export import export_saved_model
 from he_keras.layers import CosineHead, FeatureNorm
 from he_keras.model_files import load_classifier
+from he_keras.snapshot_ensemble import SnapshotEnsemble
 from he_keras.threat import ThreatModel
 from he_keras.version import __version__
 
@@ -33,8 +35,10 @@ __all__ = [
     "CosineHead",
     "FeatureNorm",
     "HEAdversarialModel",
+    "SnapshotEnsemble",
     "ThreatModel",
     "__version__",
+    "analysis",
     "attacks",
     "callbacks",
     "data",

@@ -1,5 +1,7 @@
 """Analyses that compare ways of training: the accuracies, what belongs together, the pictures."""
 
+import types
+
 import numpy as np
 import pytest
 from analysis_subjects import drawn, he_model, linear_model, run_settings, subject, texts
@@ -48,6 +50,7 @@ def fake_accuracies(monkeypatch):
 # Accuracies
 
 
+@pytest.mark.slow
 def test_accuracies_of_a_linear_model():
     # Logits 3x and 3y: the l_inf distance to the boundary is half of the pixels' difference.
     mine = subject(linear_model(3.0 * np.eye(2)), IMAGES, LABELS)
@@ -57,6 +60,7 @@ def test_accuracies_of_a_linear_model():
         assert found[column] == pytest.approx(1 / 3), column
 
 
+@pytest.mark.slow
 def test_the_three_attacks_see_three_scales():
     # At such a scale the softmax is exact in float32: cross-entropy has no gradient, at scale 1 and
     # on the margin there is one.
@@ -66,17 +70,19 @@ def test_the_three_attacks_see_three_scales():
     assert found["paper"] == found["margin"] == found["worst"] == 0.5
 
 
-def test_the_papers_attack_keeps_its_last_iterate(monkeypatch):
+def test_what_each_column_is(monkeypatch):
     seen = []
-    real = accuracies.evaluate_robustness
-    monkeypatch.setattr(
-        accuracies,
-        "evaluate_robustness",
-        lambda model, data, threat, attacks, **rest: (
-            seen.extend(attacks) or real(model, data, threat, attacks, **rest)
-        ),
-    )
-    accuracies.measure_accuracies(subject(linear_model(3.0 * np.eye(2)), IMAGES, LABELS), 2, 5)
+
+    def evaluate(model, examples, threat, attacks, **options):
+        seen.extend(attacks)
+        assert options == {"mode": "individual", "checks": False}
+        rows = [types.SimpleNamespace(robust_accuracy=share) for share in (0.5, 0.4, 0.3)]
+        return types.SimpleNamespace(clean_accuracy=0.9, worst_case=0.2, rows=rows)
+
+    monkeypatch.setattr(accuracies, "evaluate_robustness", evaluate)
+    mine = subject(linear_model(3.0 * np.eye(2)), IMAGES, LABELS)
+    found = accuracies.measure_accuracies(mine, 2, 5)
+    assert found == {"clean": 0.9, "paper": 0.5, "pgd": 0.4, "margin": 0.3, "worst": 0.2}
     paper, pgd, margin = seen
     assert (paper.keep, paper.stop_when_broken, paper.logit_scale) == ("last", False, "unit")
     assert (pgd.logit_scale, margin.logit_scale) == ("model", "model")

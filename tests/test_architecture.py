@@ -31,6 +31,7 @@ ORDER = (
     "schedules",
     "optimizers",
     "adversarial_model",
+    "snapshot_ensemble",
     "callbacks",
     "data",
     "distribution",

@@ -168,6 +168,9 @@ def test_the_weight_follows_outliers():
     generator = np.random.default_rng(3)
     errors = generator.uniform(0.5, 1.0, 60) * 1e-5
     errors[[7, 20, 21, 45]] *= 10
+    # Just above and just below the threshold, by the standard deviation of the population.
+    for count, deviations in ((5, 2.05), (6, 1.95), (40, 2.1), (41, 1.9)):
+        errors[count] = np.mean(errors[:count]) + deviations * np.std(errors[:count])
     watch = NonlinearityWatch(500.0)
     received = []
     for error in errors:
@@ -175,7 +178,8 @@ def test_the_weight_follows_outliers():
         watch.observe(tf.constant([0.5 * error, 1.5 * error], tf.float32))
     expected = numpy_weights(errors, 500.0)
     np.testing.assert_allclose(received, expected, rtol=1e-5)
-    assert expected[8] == 500.0 and 0 < expected[20] < 450 and expected[:4] == [0.0] * 4
+    raised = [count - 1 for count, weight in enumerate(expected) if weight == 500.0]
+    assert raised == [5, 7, 20, 21, 40, 45] and expected[:6] == [0.0] * 6
 
 
 def test_adaptive_training_uses_and_reports_the_weight(monkeypatch):
@@ -195,6 +199,21 @@ def test_adaptive_training_uses_and_reports_the_weight(monkeypatch):
     # The weight reported after a batch is the next batch's.
     np.testing.assert_allclose(seen[:-1], numpy_weights(errors, 7.0)[1:], rtol=1e-6)
     assert seen[3] == 7.0
+
+
+def test_the_weight_in_use_is_the_one_before_the_batch():
+    objective = ELLE(THREAT, 700.0, adaptive=True)
+    model, _ = build("he", objective)
+    x, y = map(tf.constant, examples())
+    seed = model.step_seed()
+    errors = objective.linearity_errors(model, x, y, seed)
+    plain = objectives.FastAT(THREAT).loss(model, x, y, x)
+    # Three batches without any error are known, so that this one is an outlier.
+    objective.load_state_arrays({"nonlinearity": np.array([50.0, 3.0, 0.0, 0.0])})
+    for weight in (50.0, 700.0):
+        received = objective.loss(model, x, y, x)
+        np.testing.assert_allclose(received, plain + weight * errors, rtol=1e-4)
+    assert float(tf.reduce_max(errors)) * 650 > 1e-3
 
 
 def test_only_training_moves_the_weight():

@@ -1,9 +1,6 @@
-"""FAB and FAB-T against stored reference outputs, a NumPy version, and exact distances."""
-
-import functools
+"""FAB and FAB-T against a NumPy version and exact distances; stored outputs: test_fab_goldens."""
 
 import fab_reference
-import golden_models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,140 +9,16 @@ from attack_victims import Counting, images, labels, linear
 import he_keras as he
 from he_keras.attacks import Victim, get
 from he_keras.attacks.fab import FAB, FABT
-from he_keras.attacks.linearization import nearest_boundary, other_classes
+from he_keras.attacks.linearization import nearest_boundary
 
 # The fast tests hold this attack to the promises of every attack and run its example.
 pytestmark = pytest.mark.slow
 
 NORMS = ("linf", "l2", "l1")
-EPSILONS = {"linf": golden_models.EPSILON, "l2": 0.5}
 CLASSES, PIXELS = 4, 30
 #: So small that the framework cannot shorten what was found by projecting it.
 TINY = {norm: he.ThreatModel(norm, 1e-4) for norm in NORMS}
-#: Of 32 stored images, how many may differ: where two ways are equally short, rounding decides.
-CHAOTIC_IMAGES = 4
-
 all_norms = pytest.mark.parametrize("norm", NORMS)
-slow = pytest.mark.slow
-
-
-def cases(fast=None):
-    """All pairs of head and norm; those that are not `fast` are slow tests."""
-    return [
-        pytest.param(head, norm, marks=[] if (head, norm) == fast else [slow], id=f"{head}-{norm}")
-        for head in golden_models.HEADS
-        for norm in EPSILONS
-    ]
-
-
-def stored_outputs(head, norm, name):
-    """Stored fields and tolerances of "fab" or "fab_t"."""
-    block, key = ("fab", name) if norm == "linf" else ("l2", f"{name}_l2")
-    return golden_models.outputs(block, head, key), golden_models.tolerances(head, key)
-
-
-@functools.cache
-def model(head):
-    return golden_models.classifier(head)
-
-
-def check_images(head, x_nearest, stored, allowed):
-    """Compares flags and losses of all samples, and the pixels of the stored ones."""
-    truth = golden_models.labels()
-    logits = golden_models.float64_logits(head, x_nearest)
-    flags = logits.argmax(axis=1) != truth
-    assert np.sum(flags != stored["success"]) <= allowed["flags_max_mismatch"]
-    error = np.abs(golden_models.cross_entropy(logits, truth) - stored["ce"])
-    assert np.quantile(error, 0.95) < allowed["ce_abs_p95"]
-    count = len(stored["x_adv"])
-    differs = np.abs(x_nearest[:count] - stored["x_adv"]) > 1e-5
-    share = np.sort(differs.reshape(count, -1).mean(axis=1))
-    assert share[:-CHAOTIC_IMAGES].mean() <= allowed["pix_frac_mean"]
-
-
-def check_distances(distance, stored, probe, tolerance):
-    """Compares distances, closely where the reference itself does not depend on rounding."""
-    np.testing.assert_array_equal(np.isfinite(distance), np.isfinite(stored))
-    found = np.isfinite(stored) & (stored > 0)
-    distance, stored, probe = distance[found], stored[found], probe[found]
-    error = np.abs(distance / stored - 1)
-    stable = np.abs(probe / stored - 1) < 1e-4
-    assert stable.mean() > 0.9
-    assert np.quantile(error[stable], 0.95) < tolerance
-    assert np.median(error) < 1e-5
-    # A chaotic example ends in another place, but not much farther away.
-    assert np.mean(error > 5e-3) <= 0.01
-
-
-@pytest.mark.parametrize(("head", "norm"), cases(fast=("he", "l2")))
-def test_fab_gives_the_stored_distances(head, norm):
-    stored, allowed = stored_outputs(head, norm, "fab")
-    attack = FAB(he.ThreatModel(norm, EPSILONS[norm]))
-    result = attack(model(head), golden_models.images(), golden_models.labels())
-    probe, tolerance = stored["probe_dist"], allowed["dist_rel_p95"]
-    check_distances(result.distance, stored["dist"], probe, tolerance)
-    check_images(head, result.x_nearest, stored, allowed)
-    np.testing.assert_array_equal(result.success, stored["flag_within_eps"])
-
-
-@pytest.mark.parametrize(("head", "norm"), cases(fast=("linear", "linf")))
-def test_fab_t_gives_the_stored_distances_of_every_target(head, norm):
-    stored, allowed = stored_outputs(head, norm, "fab_t")
-    x, y = golden_models.images(), golden_models.labels()
-    right = stored["dist"] > 0
-    count = np.sum(right)
-    targets = other_classes(model(head)(x[right]), y[right], 9).numpy().T
-    np.testing.assert_array_equal(targets, stored["y_target"][:, right])
-
-    attack = FAB(he.ThreatModel(norm, EPSILONS[norm]))
-    victim = Victim(model(head))
-    search = tf.function(
-        lambda batch, truth, target: attack.search(victim, batch, truth, batch, target)
-    )
-    batch, truth = np.tile(x[right], (9, 1, 1, 1)), np.tile(y[right], 9).astype(np.int32)
-    crafted = search(batch, truth, targets.reshape(-1))
-    distances = crafted.distance.numpy().reshape(9, count)
-    tolerance = allowed["dist_rel_p95"]
-    probe = stored["probe_dist_per_target"][:, right]
-    check_distances(distances, stored["dist_per_target"][:, right], probe, tolerance)
-
-    best = distances.argmin(axis=0)
-    check_distances(
-        distances.min(axis=0), stored["dist"][right], stored["probe_dist"][right], tolerance
-    )
-    x_nearest = x.copy()
-    x_adv = crafted.x_adv.numpy().reshape(9, count, *x.shape[1:])
-    x_nearest[right] = x_adv[best, np.arange(count)]
-    check_images(head, x_nearest, stored, allowed)
-
-
-@pytest.mark.parametrize(("head", "norm"), cases())
-def test_fab_t_that_stops_early_gives_the_stored_verdicts(head, norm):
-    stored, _ = stored_outputs(head, norm, "fab_t")
-    x, y = golden_models.images(), golden_models.labels()
-    attack = FABT(he.ThreatModel(norm, EPSILONS[norm]), stop_when_broken=True)
-    result = attack(model(head), x, y)
-    np.testing.assert_array_equal(result.success, stored["official_perturb_success"])
-    broken = result.success & (result.backward_passes > 0)
-    assert np.all(result.distance[broken] <= EPSILONS[norm])
-    assert np.all(result.backward_passes[~result.success] == 900)
-    assert np.all(result.backward_passes[broken] < 900)
-
-
-@slow
-@pytest.mark.parametrize("head", golden_models.HEADS)
-def test_in_float64_only_the_rounding_of_the_reference_is_left(head):
-    stored, _ = stored_outputs(head, "l2", "fab")
-    attack = FAB(he.ThreatModel("l2", 0.5))
-    network = fab_reference.float64_classifier(head)
-    x = golden_models.images().astype(np.float64)
-    result = attack(network, x, golden_models.labels())
-    assert result.x_adv.dtype == np.float64
-    right = result.distance > 0
-    error = np.abs(result.distance[right] / stored["probe_dist"][right] - 1)
-    # The loop around the stored float64 network is in float32; between the two networks its
-    # distances differ by 1.2e-5.
-    assert np.quantile(error, 0.95) < 1e-5 and error.max() < 1e-4
 
 
 def problem(seed, low=0.0, high=1.0, classes=CLASSES):
@@ -295,7 +168,7 @@ def test_restarts_find_a_nearer_boundary_on_the_other_side():
     np.testing.assert_array_equal(again.forward_passes, 4 * first.forward_passes)
 
 
-@pytest.mark.parametrize("norm", ["linf", pytest.param("l2", marks=slow), "l1"])
+@all_norms
 def test_models_without_slope_and_with_nan_give_finite_images(norm):
     x, y = images(), np.zeros(20, int)
     threat = he.ThreatModel(norm, 0.1)

@@ -236,6 +236,10 @@ def test_the_best_iterate_is_never_worse_than_the_last():
     best, last = (deviations(search(start, keep=keep, **settings)) for keep in ("best", "last"))
     assert np.all(best >= last) and np.any(best > last)
     assert np.all(best >= deviations(start - CENTRE))
+    # The last iterate is one of those that count.
+    settings = {"num_steps": 1, "optimizer": "sign", "step_size": 0.01, "linear_term": True}
+    risen = search(CENTRE + 0.01, keep="best", **settings)[:2]
+    np.testing.assert_allclose(risen, 0.02, atol=1e-12)
 
 
 def test_craft_starts_uniformly_and_stays_within_the_threat_model():

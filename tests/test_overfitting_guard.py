@@ -115,7 +115,7 @@ def test_it_stops_in_the_middle_of_an_epoch_with_the_weights_of_the_last_look():
 
 
 def test_a_collapse_starts_pgd_training_for_a_number_of_batches():
-    guard = scripted_guard(0.5, 0.39, 0.1, 0.2, 0.3, 0.5, on_collapse="recover", every_batches=1)
+    guard = scripted_guard(0.5, 0.41, 0.3, 0.2, 0.3, 0.5, on_collapse="recover", every_batches=1)
     guard.max_drop = 0.1
     objective = FastAdvPlus(THREAT, recovery_batches=2, recovery_steps=3)
     model = make_model(objective)
@@ -124,7 +124,7 @@ def test_a_collapse_starts_pgd_training_for_a_number_of_batches():
         on_train_batch_end=lambda batch, logs: remaining.append(objective.remaining_batches())
     )
     fit(model, guard, log)
-    assert remaining == [0, 2, 2, 1, 0, 0]
+    assert remaining == [0, 0, 2, 1, 0, 0]
     assert guard.stopped_epoch is None
 
 

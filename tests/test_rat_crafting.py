@@ -65,8 +65,11 @@ def test_the_noise_is_normal_independent_and_determined_by_the_seed():
     other = noisy_values(variables, 0.01, (3, 6))[0].numpy().ravel() - 2.0
     np.testing.assert_array_equal(first, again)
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
-    start = tf.random.stateless_normal([9000], (3, 5)).numpy()
-    assert abs(np.corrcoef(first, start)[0, 1]) < 0.05  # not the draw of the adversary's start
+    # Nor the draws of the adversary: of its start, and of the length that an l2 start has.
+    for seed in ((3, 5), *(tf.random.fold_in((3, 5), position) for position in (0, 1))):
+        start = tf.random.stateless_normal([9000], seed).numpy()
+        assert abs(np.corrcoef(first, start)[0, 1]) < 0.05
+        assert abs(np.corrcoef(second, start)[0, 1]) < 0.05
 
 
 def test_crafting_equals_that_of_a_copy_with_noisy_weights():

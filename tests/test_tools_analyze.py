@@ -45,10 +45,19 @@ def test_without_a_name_all_are_listed(run):
     assert "HE paper, Fig. 3" in listed["gradient-norms"]
 
 
-def test_run_folders_with_their_own_settings(run, folder):
+def test_run_folders_with_their_own_settings(run, folder, monkeypatch):
+    splits = []
+    load_split = he.experiment.load_split
+    monkeypatch.setattr(
+        he.experiment,
+        "load_split",
+        lambda config, split: splits.append(split) or load_split(config, split),
+    )
     paths = f"{folder / 'linear'},{folder / 'he'}"
     code, out, err = run("class-weights", f"--run={paths}", "--num_examples=7")
     assert code == 0, err
+    # Equal data are read once.
+    assert splits == ["test"]
     written = folder / "linear" / "analysis" / "class-weights"
     content = json.loads(written.with_suffix(".json").read_text())
     linear, he_run = content["subjects"]
@@ -100,21 +109,6 @@ def test_a_model_file_on_other_data_with_options(run, folder, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == (
         ["gradient-norms.json", "gradient-norms.png"]
     )
-
-
-def test_equal_data_are_read_once(run, folder, tmp_path, monkeypatch):
-    calls = []
-    real = he.experiment.load_split
-
-    def load_split(config, split):
-        calls.append(split)
-        return real(config, split)
-
-    monkeypatch.setattr(he.experiment, "load_split", load_split)
-    paths = f"{folder / 'linear'},{folder / 'he'}"
-    code, _, err = run("class-weights", f"--run={paths}", f"--output_dir={tmp_path}")
-    assert code == 0, err
-    assert calls == ["test"]
 
 
 @pytest.mark.parametrize(

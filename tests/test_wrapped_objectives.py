@@ -156,25 +156,45 @@ def test_a_schedule_of_the_base_is_passed_on():
     assert np.abs(x_adv - images).max() == pytest.approx(0.02, abs=1e-6)
 
 
-def test_the_state_of_the_base_is_kept():
-    class Stateful(objectives.Objective):
-        shape, loaded = None, None
+def test_what_the_base_says_of_its_step_holds_for_the_wrapper():
+    class NotForXLA(objectives.TRADES):
+        supports_jit = False
 
-        def build(self, image_shape):
-            self.shape = image_shape
+    assert AWP(THREAT, "trades").batch_norm_passes == ("clean", "adversarial")
+    assert AWP(THREAT, "trades").supports_jit
+    assert not AWP(base=NotForXLA(THREAT)).supports_jit
+    assert not RAT(base=NotForXLA(THREAT)).supports_jit
 
-        def state_arrays(self):
-            return {"count": np.ones(1)}
 
-        def load_state_arrays(self, arrays):
-            self.loaded = arrays
+class Stateful(objectives.Objective):
+    shape, loaded = None, None
 
-    objective = AWP(base=Stateful(THREAT))
+    def build(self, image_shape):
+        self.shape = image_shape
+
+    def logs(self):
+        return {"count": 1}
+
+    def state_arrays(self):
+        return {"count": np.ones(1)}
+
+    def load_state_arrays(self, arrays):
+        self.loaded = arrays
+
+
+def test_state_and_logs_of_the_base_are_kept():
+    objective = RAT(base=Stateful(THREAT))
     build_model(objective)
     assert objective.base.shape == (3, 3, 1)
+    assert objective.logs() == {"count": 1}
     assert list(objective.state_arrays()) == ["count"]
     objective.load_state_arrays({"count": 3})
     assert objective.base.loaded == {"count": 3}
+
+
+def test_state_that_awp_would_change_twice_is_refused():
+    with pytest.raises(ValueError, match="without training state.*received Stateful with count"):
+        build_model(AWP(base=Stateful(THREAT)))
 
 
 def test_shown_values_nest_and_keep_updates():

@@ -95,11 +95,9 @@ def loss_surface(
     _check_options(loss, num_points, batch_size, seed)
     offsets = np.linspace(-1.0, 1.0, num_points) * positive_number("extent", extent)
     plane = _Plane(Victim(model, streams=None), threat, loss)
-    parts = []
-    for first in range(0, len(images), batch_size):
-        rows = slice(first, first + batch_size)
-        ids = np.arange(len(images))[rows]
-        parts.append(plane.scores(images[rows], labels[rows], ids, offsets, seed))
+    rows = [slice(first, first + batch_size) for first in range(0, len(images), batch_size)]
+    ids = np.arange(len(images))
+    parts = [plane.scores(images[r], labels[r], ids[r], offsets, seed) for r in rows]
     # From [part][quantity, along gradient, along random, image].
     scores = np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
     inside = scores[2] <= threat.epsilon * (1 + _ROUNDING)

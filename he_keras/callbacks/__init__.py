@@ -1,10 +1,11 @@
-"""Callbacks: exact resume, history, best checkpoint, weight averaging, guard, progress."""
+"""Callbacks: exact resume, history, best checkpoint, snapshots, weight averaging, guard, progress."""
 
 from he_keras.callbacks.best_checkpoint import BestCheckpoint
 from he_keras.callbacks.exact_resume import CorruptCheckpointError, ExactResume, ResumePoint
 from he_keras.callbacks.history_file import HistoryFile
 from he_keras.callbacks.overfitting_guard import OverfittingGuard
 from he_keras.callbacks.progress import ProgressBar, StopOnNaN
+from he_keras.callbacks.snapshots import Snapshots
 from he_keras.callbacks.weight_averaging import WeightAveraging, reestimate_batch_norm
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "OverfittingGuard",
     "ProgressBar",
     "ResumePoint",
+    "Snapshots",
     "StopOnNaN",
     "WeightAveraging",
     "reestimate_batch_norm",

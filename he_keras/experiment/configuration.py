@@ -46,6 +46,16 @@ _WEIGHT_AVERAGING = {
     "warm_up": True,
     "batch_norm_batches": 20,
 }
+_TRAIN = {
+    "epochs": 1,
+    "batch_size": 128,
+    "dtype": "float32",
+    "checkpoint_every_batches": 0,
+    "checkpoint_every_seconds": 300.0,
+    "overfitting_guard": False,
+    "cycle_ends": (),
+    "snapshots": False,
+}
 # The keys of these belong to what they configure, which checks them.
 _OWN_KEYS = ("objective", "schedule", "epsilon_schedule", "network.options", "smoke.options")
 OPTIMIZERS = ("sgd", "adam")
@@ -86,17 +96,7 @@ def default_config():
     }
     config.schedule = {"name": "constant"}
     config.epsilon_schedule = {"name": ""}
-    config.train = {
-        "epochs": 1,
-        "batch_size": 128,
-        "dtype": "float32",
-        "checkpoint_every_batches": 0,
-        "checkpoint_every_seconds": 300.0,
-        "overfitting_guard": False,
-        "cycle_ends": (),
-        "snapshots": False,
-        "weight_averaging": dict(_WEIGHT_AVERAGING),
-    }
+    config.train = {**_TRAIN, "weight_averaging": dict(_WEIGHT_AVERAGING)}
     config.evaluation = {
         "validation_attack": "default",
         "attacks": ("pgd-20", "adaptive-pgd-20", "cw-linf-20"),

@@ -43,7 +43,8 @@ class AWP(WrappedObjective):
     """Computes the training loss of another objective at weights perturbed against it.
 
     Batch-norm statistics come from the passes of the base. FreeAT, and FastAT with
-    `initialization="previous"`, are refused: their step is more than crafting and one update.
+    `initialization="previous"`, are refused: their step is more than crafting and one update. A
+    base that keeps training state, such as an adaptive ELLE, is refused when the model is built.
 
     Args:
         threat: the threat model trained against; None if the base is an objective.
@@ -80,6 +81,16 @@ class AWP(WrappedObjective):
         check_single_update("AWP", self.base)
         self.gamma: Any = float(gamma)
         self.warm_up_steps = int(warm_up_steps)
+
+    def build(self, image_shape: tuple[int, ...]) -> None:
+        """Creates the state of the base; refuses one, which would change twice in a step."""
+        super().build(image_shape)
+        if self.state_arrays():
+            raise ValueError(
+                "AWP computes the loss twice in a step; expected a base without training state of "
+                f"its own; received {type(self.base).__name__} with "
+                f"{', '.join(sorted(self.state_arrays()))}"
+            )
 
     def at_step(self, step) -> "AWP":
         """Returns a copy whose `gamma` is a scalar tensor, zero during the warm-up."""

@@ -77,6 +77,10 @@ class WrappedObjective(Objective):
 
         return model.update(compute, labels, sample_weight).training_pass
 
+    def logs(self) -> dict:
+        """Returns what the base reports beside metrics."""
+        return self.base.logs()
+
     def state_arrays(self) -> dict:
         """Returns the training state of the base."""
         return self.base.state_arrays()

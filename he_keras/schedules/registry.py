@@ -93,16 +93,20 @@ def get(
         in_epochs = _IN_EPOCHS.get(parameter)
         if in_epochs in options and parameter not in options:
             options[parameter] = _to_steps(options.pop(in_epochs), steps_per_epoch)
-    unknown = sorted(set(options) - set(parameters) | set(options) & set(arguments))
-    accepted = [parameter for parameter in parameters if parameter not in arguments]
-    missing = [each for each in accepted if parameters[each] and each not in options]
+    _check_options(name, parameters, set(arguments), set(options))
+    return SCHEDULES[name](**arguments, **options)
+
+
+def _check_options(name: str, parameters: dict[str, bool], of_the_run: set, given: set) -> None:
+    unknown = sorted(given - set(parameters) | given & of_the_run)
+    accepted = [parameter for parameter in parameters if parameter not in of_the_run]
+    missing = [each for each in accepted if parameters[each] and each not in given]
     if unknown or missing:
         accepted += [_IN_EPOCHS[parameter] for parameter in accepted if parameter in _IN_EPOCHS]
         raise ValueError(
             f"Unknown, repeated or missing option of the schedule {name!r}; expected some of "
             f"{', '.join(accepted)}; received {', '.join(unknown) or 'no ' + ', '.join(missing)}"
         )
-    return SCHEDULES[name](**arguments, **options)
 
 
 def parameters_of(name: str) -> dict[str, bool]:
