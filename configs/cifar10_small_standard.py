@@ -1,7 +1,8 @@
 """CIFAR-10 on a CPU without adversary: a small victim for FN in the attack (docs/analysis.md).
 
 Command:  python tools/train.py --config=configs/cifar10_small_standard.py
-Time and numbers: docs/analysis.md, measured on two cores.
+Time:     one forward and backward pass an image, of cifar10_small's two.
+Number:   78.8 % of the first 1000 test images after 4 epochs (--config.train.epochs=4), one seed.
 """
 
 from he_keras_configs import analysis_presets

@@ -59,7 +59,7 @@ def imagenet_name(network, head):
 def test_every_promised_experiment_is_there():
     promised = {f"cifar10_{objective}_{head}" for objective in OBJECTIVES for head in HEADS}
     promised |= {imagenet_name(n, head) for n in IMAGENET_NETWORKS for head in ("linear", "he")}
-    assert set(NAMES) == promised | {"cifar10_small", "quickstart_digits"}
+    assert promised | {"cifar10_small", "quickstart_digits"} <= set(NAMES)
 
 
 # Strict

@@ -164,6 +164,7 @@ def _transfer(paths: list[str]) -> str:
     from he_keras.evaluation import transfer_matrix, write_transfer
     from he_keras.evaluation.report_data import add_to_report
     from he_keras.model_files import load_classifier
+    from he_keras_tools.short_names import short_names
 
     if not _DATA.value:
         raise ValueError("No data set; expected --data=NAME with --transfer; received none")
@@ -172,7 +173,7 @@ def _transfer(paths: list[str]) -> str:
     if len(set(paths)) != len(paths):
         raise ValueError(f"Models must differ; expected no path twice; received {paths}")
     folder = make_writable(pathlib.Path(_OUTPUT_DIR.value or "."), "the transfer matrices")
-    models = dict(zip(_short_names(paths), map(load_classifier, paths), strict=True))
+    models = dict(zip(short_names(paths), map(load_classifier, paths), strict=True))
     options = {"logit_scale": _parse_scale(_LOGIT_SCALE.value)}
     if _STEP_SIZE.value:
         options["step_size"] = _STEP_SIZE.value
@@ -190,16 +191,6 @@ def _transfer(paths: list[str]) -> str:
     if (folder / "report.json").exists():
         add_to_report(folder, transfer=matrices[0].to_json())
     return "\n\n".join(matrix.table() for matrix in matrices) + f"\nWritten to {folder}"
-
-
-def _short_names(paths: list[str]) -> list[str]:
-    """The last parts of the paths, as many as tell them apart."""
-    parts = [pathlib.Path(path).resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts), default=1)):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names):
-            return names
-    return paths
 
 
 def _config():

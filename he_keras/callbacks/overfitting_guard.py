@@ -110,7 +110,7 @@ class OverfittingGuard(keras.callbacks.Callback):
         """Looks if the last batch was not looked at, and reports."""
         self._epoch = epoch
         new = self.looks[self._looks_before :]
-        if self.stopped_epoch is None and not (new and new[-1]["batch"] == self._batches):
+        if not new or new[-1]["batch"] != self._batches:
             self._look()
         if logs is not None:
             accuracies = [look["guard_accuracy"] for look in self.looks[self._looks_before :]]

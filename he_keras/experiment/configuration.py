@@ -196,6 +196,8 @@ def smoke_variant(config):
         for repetitions in ("num_steps", "num_replays"):
             if repetitions in small.objective:
                 small.objective[repetitions] = 2
+        if "warm_up_steps" in small.objective:
+            small.objective.warm_up_steps = 0
     return small.lock()
 
 

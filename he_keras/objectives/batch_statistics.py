@@ -4,19 +4,21 @@ Keras normalises a training-mode pass by the statistics of its own batch, and an
 moving averages. LLR compares the loss at two batches, which must be one function of the images: the
 statistics of the clean batch serve for both, as tensors that the gradient flows through.
 
-Nothing here depends on the layer's code: `keras.StatelessScope` shows a layer other values of its
+Nothing here depends on the layer's code: `ShownValues` shows a layer other values of its
 moving averages, and collects what it would assign to them.
 """
 
 import keras
 import tensorflow as tf
 
+from he_keras.objectives.shown_values import ShownValues
+
 
 def training_pass(model, images, update: bool):
     """Runs the model in training mode; returns its logits and the statistics of the batch.
 
     The statistics are pairs of a layer's variable and the batch's value of it, as
-    `keras.StatelessScope` takes them: within such a scope a pass in inference mode normalises by
+    `ShownValues` takes them: within such a scope a pass in inference mode normalises by
     them. Layers that ignore the batch (frozen ones, for example) are not among them.
 
     Only layers of the kind `keras.layers.BatchNormalization` are covered, each called once. Losses
@@ -34,7 +36,7 @@ def training_pass(model, images, update: bool):
         for layer in layers
         for variable in _moving_averages(layer)
     ]
-    scope = keras.StatelessScope(state_mapping=zeros)
+    scope = ShownValues(zeros)
     untouched = {id(variable): scope.get_current_value(variable) for variable, _ in zeros}
     with scope:
         logits = model(images, training=True)
@@ -53,7 +55,7 @@ def training_pass(model, images, update: bool):
     return logits, statistics
 
 
-def _keep_other_updates(model, scope: keras.StatelessScope, averages: dict) -> None:
+def _keep_other_updates(model, scope: ShownValues, averages: dict) -> None:
     for variable in model.non_trainable_variables:
         value = scope.get_current_value(variable)
         if value is not None and id(variable) not in averages:

@@ -42,6 +42,7 @@ from he_keras.objectives.batch_statistics import training_pass
 from he_keras.objectives.local_linearity import OPTIMIZERS, Search, Tangent, most_nonlinear_point
 from he_keras.objectives.objective import Objective, TrainingPass
 from he_keras.objectives.registry import register
+from he_keras.objectives.shown_values import ShownValues
 from he_keras.threat import ThreatModel
 
 STATISTICS = ("batch", "moving")
@@ -224,5 +225,5 @@ class LLR(Objective):
 
 def _logits_by(model, images, statistics: list):
     """Logits of a pass in inference mode that normalises by the given statistics."""
-    with keras.StatelessScope(state_mapping=statistics):
+    with ShownValues(statistics):
         return model(images, training=False)
