@@ -2,7 +2,7 @@
 
 Command:  python tools/train.py --config=configs/cifar10_llr_released.py
 Paper:    no numbers for these weights: the code's lambda and mu are not the paper's.
-Time:     not measured; a step costs about six of standard training.
+Time:     not measured; by its passes a step costs about 10 of standard training.
 
 WRN-28-8 with softplus, batch 64, 100,000 steps, ten search steps by Adam, radius warm-up over 500
 steps. Deviations: see configs/llr_presets.py.

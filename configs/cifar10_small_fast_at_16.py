@@ -1,7 +1,7 @@
 """CIFAR-10 on a CPU: FastAT at epsilon 16/255, which collapses, and what keeps it from collapsing.
 
 Command:  python tools/train.py --config=configs/cifar10_small_fast_at_16.py
-          (--config=configs/cifar10_small_fast_at_16.py:n_fgsm for N-FGSM; also none_zero_start,
+          (--config=configs/cifar10_small_fast_at_16.py:n_fgsm for N-FGSM; also random_start,
           grad_align, elle, elle_a, fast_adv_plus)
 Time and numbers: docs/RESULTS.md.
 """

@@ -2,7 +2,7 @@
 
 Command:  python tools/train.py --config=configs/cifar10_small_llr.py
           (--config.head.kind=linear for the baseline)
-Time and numbers: docs/RESULTS.md. A step costs about three times that of cifar10_small.
+Time and numbers: docs/RESULTS.md. By its passes a step costs three of cifar10_small.
 """
 
 from he_keras_configs import llr_presets

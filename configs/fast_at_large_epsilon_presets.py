@@ -2,15 +2,16 @@
 
 The network of the small budget (pre-activation ResNet of three blocks, widths 16, 32, 64) with a
 linear head, in bfloat16. All runs of one epsilon share everything but the objective; the guard of
-`callbacks` watches and does not interfere, except for FastAdv+.
+`callbacks` watches and does not interfere, except for FastAdv+. Without a guard ("none") FastAT
+starts at the image, as GradAlign, ELLE and FastAdv+ do here: they add to it and change nothing.
 """
 
 from he_keras_configs import cifar10_small
 
 #: Keys of the objective by the name that a command gives: `--config=configs/NAME.py:n_fgsm`.
 GUARDS = {
-    "none": {"name": "fast_at", "initialization": "random"},
-    "none_zero_start": {"name": "fast_at", "initialization": "zero"},
+    "none": {"name": "fast_at", "initialization": "zero"},
+    "random_start": {"name": "fast_at", "initialization": "random"},
     "n_fgsm": {"name": "n_fgsm"},
     "grad_align": {"name": "grad_align"},
     "elle": {"name": "elle"},

@@ -93,7 +93,7 @@ def cifar10_small_llr():
 
 
 def cifar10_budget_llr():
-    """LLR under the budget of `budget_presets`, in the time of its other methods.
+    """LLR under the budget of `budget_presets`; its epochs follow from counted passes.
 
     In float32: the deviation is a small difference of losses, which bfloat16 would round away.
     """

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from he_keras.layers.batch_norm import BatchNormalization, scale_and_shift
+from tests.test_distributed import mirrored
 
 # Half precision: some units of its last place, at values around 5.
 TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 0.06, "mixed_float16": 0.01, "float64": 1e-12}
@@ -140,7 +141,7 @@ def test_a_frozen_layer_uses_and_keeps_its_statistics():
 @pytest.mark.parametrize("synchronized", [True, False])
 def test_statistics_over_two_replicas_when_synchronized(synchronized):
     """Two halves of one batch: the outputs are those of the whole batch, if synchronised."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored()
     with strategy.scope():
         layer = BatchNormalization(synchronized=synchronized)
         layer.build(SHAPE)

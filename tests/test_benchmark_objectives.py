@@ -1,6 +1,7 @@
 """The cost of a step of LLR beside what its passes predict."""
 
 import pytest
+
 from he_keras_tools.benchmarks.objectives import Cost, measure, measure_one
 
 

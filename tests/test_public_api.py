@@ -18,6 +18,7 @@ STORED = pathlib.Path(__file__).with_name("public_names.json")
 PACKAGE = pathlib.Path(he_keras.__file__).parent
 MODULES = (
     "he_keras",
+    "he_keras.analysis",
     "he_keras.attacks",
     "he_keras.callbacks",
     "he_keras.data",
@@ -27,6 +28,7 @@ MODULES = (
     "he_keras.layers",
     "he_keras.networks",
     "he_keras.objectives",
+    "he_keras.schedules",
 )
 #: Parts of one public function each.
 PRIVATE = ("he_keras.evaluation.report_page", "he_keras.evaluation.sanity")

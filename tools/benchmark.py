@@ -1,10 +1,11 @@
-"""Measures this machine: `python tools/benchmark.py data|attacks|memory [--model=FILE]`.
+"""Measures this machine: `python tools/benchmark.py data|attacks|memory|objectives [--flags]`.
 
 data: images per second of the input pipeline beside what training of a small network takes.
 attacks: each attack beside cleverhans, foolbox, ART and torchattacks on the same weights, whichever
 of them are installed (`pip install -e .[bench]`). The model must be a pre-activation ResNet of
 he_keras for torchattacks, which gets a PyTorch twin of it.
 memory: peak memory of each attack beside one forward and backward pass of the same batch.
+objectives: a training step of LLR beside what its passes take.
 """
 
 import pathlib
@@ -22,7 +23,7 @@ _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 256, "attacks: test images 
 _ATTACKS = flags.DEFINE_list("attacks", ["fgsm", "pgd-20", "mim-20"], "attacks: names.")
 _EPSILON = flags.DEFINE_string("epsilon", "8/255", "attacks: radius in the l_inf norm.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "attacks: interleaved rounds; the best counts.")
-_BENCHMARKS = ("data", "attacks", "memory")
+_BENCHMARKS = ("data", "attacks", "memory", "objectives")
 # `cli` allows so many arguments that are not flags.
 POSITIONAL = 1
 
@@ -32,7 +33,8 @@ def main(arguments) -> None:
     if len(arguments) != 2 or arguments[1] not in _BENCHMARKS:
         cli.fail(f"Unknown benchmark; expected one of {_BENCHMARKS}; received {arguments[1:]}")
     with cli.one_line_errors():
-        print({"data": _data, "attacks": _attacks, "memory": _memory}[arguments[1]]())
+        measures = (_data, _attacks, _memory, _objectives)
+        print(dict(zip(_BENCHMARKS, measures, strict=True))[arguments[1]]())
 
 
 def _data() -> str:
@@ -58,6 +60,12 @@ def _memory() -> str:
     path = _model_path()
     images, labels = _examples(_BATCH_SIZE.value)
     return memory.measure(path, images, labels, _threat(), _ATTACKS.value)
+
+
+def _objectives() -> str:
+    from he_keras_tools.benchmarks import objectives
+
+    return objectives.measure(batch_size=_BATCH_SIZE.value)
 
 
 def _model_path() -> str:

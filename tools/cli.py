@@ -1,4 +1,4 @@
-"""`he-keras train|evaluate|analyze|export|quickstart|benchmark`: the programs of this folder under one name."""
+"""`he-keras train|evaluate|analyze|export|...`: the programs of this folder under one name."""
 
 import contextlib
 import functools

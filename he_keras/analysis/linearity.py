@@ -6,9 +6,12 @@ model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. Where g
 gradient at the image says little about the ball, and weak attacks overestimate robustness.
 
 The search is that of the LLR objective, with other settings: it follows the whole gradient of the
-deviation, keeps the best iterate, and may start several times. What it finds is a lower bound. In
-linf Adam at three times the radius, which jumps between corners of the ball, finds more in 20 steps
-than sign steps in 50; the other norms have no corners like these, and take steepest steps.
+deviation, keeps the best iterate, and may start several times. What it finds is a lower bound.
+
+In linf the search is Adam at three times the radius, which jumps between corners of the ball. On
+100 images and one small CIFAR-10 network, Adam found a mean of 0.244 in 20 steps, sign steps 0.230
+in 50, and sign steps along the loss alone, the direction of LLR's released search, 0.162. The other
+norms have no corners like these, and take steepest steps.
 """
 
 from collections.abc import Mapping, Sequence

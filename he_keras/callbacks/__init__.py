@@ -1,4 +1,4 @@
-"""Callbacks: exact resume, history, best checkpoint, snapshots, weight averaging, guard, progress."""
+"""Callbacks: resume, history, best checkpoint, snapshots, weight averaging, guard, progress."""
 
 from he_keras.callbacks.best_checkpoint import BestCheckpoint
 from he_keras.callbacks.exact_resume import CorruptCheckpointError, ExactResume, ResumePoint

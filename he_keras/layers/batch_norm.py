@@ -147,7 +147,8 @@ def scale_and_shift(inputs, scale, shift):
     Example:
         >>> import tensorflow as tf
         >>> from he_keras.layers.batch_norm import scale_and_shift
-        >>> float(scale_and_shift(tf.ones([1, 1, 1, 1]), tf.constant([2.0]), tf.constant([0.5])))
+        >>> pixel = tf.ones([1, 1, 1, 1])
+        >>> scale_and_shift(pixel, tf.constant([2.0]), tf.constant([0.5])).numpy().item()
         2.5
     """
     if inputs.dtype == tf.float32:
