@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from test_distributed import mirrored
 
 from he_keras.layers.batch_norm import BatchNormalization, scale_and_shift
-from tests.test_distributed import mirrored
 
 # Half precision: some units of its last place, at values around 5.
 TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 0.06, "mixed_float16": 0.01, "float64": 1e-12}
