@@ -156,7 +156,7 @@ def test_bad_values_are_refused(section, key, value, message):
         ("objective", {"name": "pgd"}, "Unknown objective.*pgd_at"),
         ("objective", {"name": "pgd_at", "steps": 3}, "Unknown option of objective 'pgd_at'"),
         ("objective", {"name": "pgd_at", "random_start": "up"}, "random_start='up'"),
-        ("schedule", {"name": "linear"}, "Unknown schedule.*triangular"),
+        ("schedule", {"name": "line"}, "Unknown schedule.*triangular"),
         ("schedule", {"name": "triangular", "drop": 3}, "option of the schedule"),
         ("network", {"name": "resnet-51"}, "resnet-51"),
         ("network", {"name": "preact-resnet", "options": {"widths": 3}}, "widths"),

@@ -4,6 +4,7 @@ python tools/evaluate.py --run=runs/cifar10_small
 python tools/evaluate.py --model=PATH --data=cifar10 --attacks=pgd-20,autoattack --epsilon=8/255
 python tools/evaluate.py --model=PATH --data=cifar10 --protocol=paper
 python tools/evaluate.py --model=PATH --data=cifar10 --output_dir=FOLDER --verify
+python tools/evaluate.py --ensemble=RUN/snapshots --data=cifar10
 python tools/evaluate.py --compare FOLDER_A FOLDER_B --output_dir=FOLDER
 python tools/evaluate.py --transfer PATH_A PATH_B --data=cifar10 --output_dir=FOLDER
 
@@ -22,6 +23,9 @@ from he_keras_tools import cli
 _RUN = flags.DEFINE_string("run", None, "Run folder: model, data, threat and attacks come from it.")
 _MODEL = flags.DEFINE_string(
     "model", None, "A .keras file, run folder or SavedModel; with --run, in place of the run's."
+)
+_ENSEMBLE = flags.DEFINE_list(
+    "ensemble", None, "Files, run folders or folders of snapshots: their mean prediction."
 )
 _DATA = flags.DEFINE_string("data", None, "Data set name or path; default: the run's.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.")
@@ -197,8 +201,10 @@ def _config():
     """The run's configuration, or the default one, overridden by flags."""
     from he_keras import experiment
 
-    if not (_RUN.value or _MODEL.value or _TRANSFER.value):
+    if not (_RUN.value or _MODEL.value or _ENSEMBLE.value or _TRANSFER.value):
         raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")
+    if _MODEL.value and _ENSEMBLE.value:
+        raise ValueError("Two models; expected --model or --ensemble; received both")
     if not _RUN.value and not _DATA.value:
         raise ValueError("No data set; expected --data=NAME with --model; received none")
     config = experiment.read_config(_RUN.value) if _RUN.value else experiment.default_config()
@@ -214,8 +220,11 @@ def _config():
 
 
 def _load_model():
+    import he_keras as he
     from he_keras.model_files import load_classifier
 
+    if _ENSEMBLE.value:
+        return he.SnapshotEnsemble.from_files(_ENSEMBLE.value)
     return load_classifier(_MODEL.value or pathlib.Path(_RUN.value) / "model.keras")
 
 

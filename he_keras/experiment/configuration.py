@@ -53,6 +53,9 @@ _TRAIN = {
     "checkpoint_every_batches": 0,
     "checkpoint_every_seconds": 300.0,
     "overfitting_guard": False,
+    "guard_on_collapse": "stop",
+    "guard_max_drop": 0.2,
+    "guard_every_batches": 0,
     "cycle_ends": (),
     "snapshots": False,
 }

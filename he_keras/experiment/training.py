@@ -121,9 +121,20 @@ class Training:
             best = callbacks.BestCheckpoint(self.folder / "checkpoints" / "best.keras")
             chosen.append(self.averaging.with_average(best) if self.averaging else best)
         if self.config.train.overfitting_guard:
-            images, labels = next(iter(self._stream(0, 0)))
-            chosen.append(callbacks.OverfittingGuard(images, labels))
+            chosen.append(self._guard())
         return [*chosen, callbacks.HistoryFile(self.folder / "history.csv")]
+
+    def _guard(self) -> callbacks.OverfittingGuard:
+        settings = self.config.train
+        images, labels = next(iter(self._stream(0, 0)))
+        return callbacks.OverfittingGuard(
+            images,
+            labels,
+            max_drop=settings.guard_max_drop,
+            on_collapse=settings.guard_on_collapse,
+            every_batches=settings.guard_every_batches,
+            path=self.folder / "guard.csv" if settings.guard_every_batches else None,
+        )
 
     def _snapshots(self) -> list:
         """What is kept where cycles end: the average, if there is one."""
