@@ -54,7 +54,7 @@ def test_installed_command():
     answer = run_process(command, "trian")
     assert_one_line_error(
         (answer.returncode, answer.stdout, answer.stderr),
-        "Unknown program; expected he-keras train|evaluate|export|quickstart|benchmark; "
+        "Unknown program; expected he-keras train|evaluate|analyze|export|quickstart|benchmark; "
         "received trian",
     )
     answer = run_process(command, "--help")
