@@ -33,7 +33,7 @@ def cifar10_small_fast_at(epsilon_in_8_bits: int, guard: str):
         config.head.kind = "linear"
         config.threat.epsilon = f"{epsilon_in_8_bits}/255"
         config.objective = {**GUARDS[guard], "attack_training_mode": True}
-        config.train.update({"epochs": 3, "dtype": "mixed_bfloat16", "overfitting_guard": True})
+        config.train.update({"epochs": 10, "dtype": "mixed_bfloat16", "overfitting_guard": True})
         config.train.guard_on_collapse = "recover" if guard == "fast_adv_plus" else "monitor"
         config.train.guard_max_drop = 0.1
         config.train.guard_every_batches = 20

@@ -25,12 +25,30 @@ TYPICAL = (
 )
 
 
-def _slow_unless_typical(name):
-    return pytest.param(name, marks=[] if name in TYPICAL else [pytest.mark.slow])
-
-
 def load(name):
     return importlib.import_module(f"he_keras_configs.{name}").get_config()
+
+
+def _shape(plain):
+    """The configuration without its numbers, the name of the run and the attacks afterwards."""
+    if isinstance(plain, dict):
+        left_out = ("name", "evaluation", "seed") if "objective" in plain else ()
+        return {key: _shape(value) for key, value in plain.items() if key not in left_out}
+    if isinstance(plain, list):
+        return [_shape(each) for each in plain]
+    is_number = isinstance(plain, (int, float)) and not isinstance(plain, bool)
+    return "number" if is_number or str(plain)[:1].isdigit() else plain
+
+
+def _to_train():
+    """One configuration of each shape: where only numbers differ, one smoke run tells enough."""
+    chosen = {}
+    for name in sorted(NAMES, key=lambda name: (name not in TYPICAL, name)):
+        smoke = experiment.to_plain(experiment.smoke_variant(load(name)))
+        chosen.setdefault(json.dumps(_shape(smoke), sort_keys=True), name)
+    names = sorted({*chosen.values(), *TYPICAL})
+    slow = [pytest.mark.slow]
+    return [pytest.param(name, marks=[] if name in TYPICAL else slow) for name in names]
 
 
 PARAMETERS = {
@@ -80,7 +98,14 @@ def assert_complete(folder, config):
     assert not [each for each in folder.rglob("*") if "partial" in each.name]
 
 
-@pytest.mark.parametrize("name", [_slow_unless_typical(name) for name in NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_variant_builds(name):
+    model = experiment.build_model(experiment.smoke_variant(load(name)), steps_per_epoch=2)
+    assert model.built and model.trainable_variables
+
+
+@pytest.mark.parametrize("name", _to_train())
 def test_smoke_variant_runs(name, tmp_path):
     original = load(name)
     config = experiment.smoke_variant(original)
