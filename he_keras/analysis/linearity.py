@@ -188,8 +188,8 @@ class Linearity(Analysis):
         multiples: radii in units of each model's own epsilon.
         num_steps: steps of the search.
         num_restarts: searches from different starts, an even number of them in opposite pairs.
-        loss: "ce", "cw" or "dlr"; the last two do not depend on the scale of the logits that an HE
-            head chooses.
+        loss: "ce", "cw" or "dlr"; only the last does not depend on the scale of the logits, which
+            an HE head chooses.
         batch_size: examples in a batch.
         seed: seed of the starts.
     """
