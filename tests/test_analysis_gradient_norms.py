@@ -59,7 +59,7 @@ def test_loss_of_an_he_head_has_its_margin():
         change = np.zeros(KERNEL.shape)
         change[place] = step
         gradient[place] = (loss(KERNEL + change) - loss(KERNEL - change)) / (2 * step)
-    found = analysis.weight_gradient_norms(model, IMAGES[:1], LABELS[:1])["cosine_head"]
+    (found,) = analysis.weight_gradient_norms(model, IMAGES[:1], LABELS[:1]).values()
     np.testing.assert_allclose(found, [np.linalg.norm(gradient)], rtol=1e-4)
 
 

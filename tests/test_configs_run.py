@@ -14,13 +14,11 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def get_config" in path.read_text())
 
 
-#: One of each training framework, head and size of images; the slow tests run all.
+#: Kinds of training and head that differ most; the slow tests run the others.
 TYPICAL = (
-    "cifar10_alp_linear",
     "cifar10_fast_at_he",
     "cifar10_free_at_m_he",
     "cifar10_trades_he",
-    "imagenet_free_at_resnet_50_linear",
     "quickstart_digits",
 )
 

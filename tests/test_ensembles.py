@@ -198,11 +198,13 @@ def quantised(batch):
     return linear(tf.round(batch * 50.0) / 50.0 + 0.0 * batch)
 
 
+@pytest.mark.slow
 def test_an_honest_model_gives_no_warning():
     assert warnings_of(linear) == ""
     assert warnings_of(linear, "autoattack") == ""
 
 
+@pytest.mark.slow
 def test_random_answers_are_noticed():
     assert "differently each time" in warnings_of(noisy)
     assert "differently each time" in warnings_of(noisy, "autoattack")
@@ -215,6 +217,7 @@ def test_zero_gradients_and_late_success_are_noticed():
     assert "square, which uses no gradient, broke" in said
 
 
+@pytest.mark.slow
 def test_the_report_shows_stages_warnings_and_notes():
     report = he.evaluate_robustness(
         quantised, (images(), labels()), THREAT, ["screen", "bim-3"], checks=False

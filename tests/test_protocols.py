@@ -294,6 +294,7 @@ def test_protocols_run_on_a_cosine_head(name):
     assert json.dumps(report.to_json())
 
 
+@pytest.mark.slow
 def test_table_7_runs_on_a_linear_head():
     report = evaluate("he-table-7", functional())
     assert len(report.rows) == 16

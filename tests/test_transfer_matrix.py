@@ -108,6 +108,7 @@ def matrix_of_three():
     return transfer_matrix(models(), (images(), labels()), THREAT, ["pgd-6", "mim-6"], 8)
 
 
+@pytest.mark.slow
 def test_the_diagonal_is_the_attack_itself():
     for matrix in matrix_of_three():
         for number, model in enumerate(models().values()):
