@@ -44,9 +44,9 @@ def _peak(model_path: str, images, labels, threat, attack: str | None) -> float:
     work(images[:_WARM_UP], labels[:_WARM_UP])
     # Forgets the peak so far.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     work(images, labels)
-    return _resident("VmHWM") - before
+    return resident("VmHWM") - before
 
 
 def _plain_pass(model, _batch_size: int):
@@ -74,7 +74,8 @@ def _attack(name: str, threat, model, batch_size: int):
     return lambda images, labels: attack(model, images, labels)
 
 
-def _resident(field: str) -> int:
+def resident(field: str) -> int:
+    """Returns the bytes of a field of this process's /proc/self/status."""
     status = pathlib.Path("/proc/self/status").read_text()
     found = re.search(rf"{field}:\s+(\d+) kB", status)
     if found is None:

@@ -1,4 +1,4 @@
-"""A pre-activation ResNet in PyTorch, as its users write it, with the weights of one in Keras."""
+"""A pre-activation or wide ResNet in PyTorch, as its users write it, with a Keras one's weights."""
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ class _Block(nn.Module):
 class PreActResNet(nn.Module):
     """Images in [0, 1], channels first, to logits; a linear or a cosine head."""
 
-    def __init__(self, widths, blocks, num_classes: int, mean, std, scale: float | None) -> None:
+    def __init__(
+        self, stem: int, widths, blocks, num_classes: int, mean, std, scale: float | None
+    ) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
-        self.stem = nn.Conv2d(len(mean), widths[0], 3, 1, 1, bias=False)
-        stages, channels = [], widths[0]
+        self.stem = nn.Conv2d(len(mean), stem, 3, 1, 1, bias=False)
+        stages, channels = [], stem
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             for block in range(count):
                 stages.append(_Block(channels, width, 2 if stage and not block else 1))
@@ -67,6 +69,7 @@ def twin_of(model) -> PreActResNet:
     for layer in convolutions:
         stages.setdefault(layer.name.split("_")[0], []).append(layer.filters)
     twin = PreActResNet(
+        layers["stem_conv"].filters,
         [filters[0] for filters in stages.values()],
         [len(filters) for filters in stages.values()],
         model.head.kernel.shape[1],

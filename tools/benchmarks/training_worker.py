@@ -1,0 +1,241 @@
+"""One tool in a process of its own: it builds its side of a cell, then steps when it is told to.
+
+Separate processes give each tool its own threads, memory and first step; those that wait for their
+turn sleep. Memory is read from /proc (Linux).
+"""
+
+import multiprocessing
+import time
+from typing import Any
+
+import numpy as np
+
+#: Examples whose logits are compared after the first step.
+_COMPARED = 32
+
+
+class Worker:
+    """The parent's end of a process that runs one tool.
+
+    Args:
+        tool: "he_keras", "he_keras-linear", "convolutions", or "torch:<variant>".
+        cell: what to train, see `training.Cell`.
+    """
+
+    def __init__(self, tool: str, cell) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.tool = tool
+        self._process = context.Process(target=_serve, args=(theirs, tool, cell), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, request: str) -> Any:
+        """Sends a request and waits for the answer."""
+        self._connection.send(request)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Waits for an answer; an error of the worker is raised here."""
+        try:
+            answer = self._connection.recv()
+        except EOFError:
+            raise RuntimeError(f"The process of {self.tool} died") from None
+        if isinstance(answer, Exception):
+            raise RuntimeError(f"{self.tool} failed: {answer}") from answer
+        return answer
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        self._process.kill()
+
+
+def _serve(connection, tool: str, cell) -> None:
+    try:
+        side = _build(tool, cell)
+        while True:
+            connection.send(getattr(side, connection.recv())())
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:  # its type may be one that the parent cannot unpickle
+        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _build(tool: str, cell):
+    if tool == "convolutions":
+        return _Convolutions(cell)
+    if tool.startswith("torch:"):
+        return _TorchSide(cell, tool.removeprefix("torch:"))
+    return _KerasSide(cell, has_head=tool == "he_keras")
+
+
+class _KerasSide:
+    """he_keras: the training function of `fit`, on one batch that is fed again and again."""
+
+    def __init__(self, cell, has_head: bool = True) -> None:
+        import tensorflow as tf
+
+        import he_keras  # noqa: F401  importing is not part of the first step
+
+        self._images, labels = example_batch(cell)
+        data = tf.data.Dataset.from_tensors((self._images, labels)).cache().repeat()
+        self._batches = iter(data.prefetch(2))
+        self._before = _resident()
+        self._cell, self._has_head = cell, has_head
+        self._model: Any = None
+
+    def first(self) -> dict:
+        """Builds, traces and runs the first step."""
+        began = time.perf_counter()
+        self._model = keras_model(self._cell, self._has_head)
+        self._model.make_train_function()
+        loss = self._run()
+        seconds = time.perf_counter() - began
+        logits = self._model(self._images[:_COMPARED], training=False).numpy()
+        return {"seconds": seconds, "loss": loss, "logits": logits}
+
+    def step(self) -> float:
+        """Returns the seconds of one step."""
+        began = time.perf_counter()
+        self._run()
+        return time.perf_counter() - began
+
+    def memory(self) -> int:
+        """Returns the bytes that training added to the process at its peak."""
+        return _peak() - self._before
+
+    def _run(self) -> float:
+        return float(self._model.train_function(self._batches)["loss"])
+
+
+class _TorchSide:
+    """PyTorch, from the weights of the same Keras model."""
+
+    def __init__(self, cell, variant: str) -> None:
+        import tensorflow as tf
+        import torch
+
+        from he_keras_tools.benchmarks import torch_twin
+
+        torch.set_num_threads(cell.threads)
+        model = keras_model(cell)
+        self._twin = torch_twin.twin_of(model)
+        self._margin = margin_of(model)
+        self._images, self._labels = example_batch(cell)
+        seed = tf.constant([0, 0])
+        self._start = attack_start(cell, self._images, seed)
+        del model
+        self._cell, self._variant = cell, variant
+        self._before = _resident()
+        self._training: Any = None
+
+    def first(self) -> dict:
+        """Runs the first step, with whatever compilation it takes."""
+        import torch
+
+        from he_keras_tools.benchmarks.torch_training import TorchTraining
+
+        began = time.perf_counter()
+        self._training = TorchTraining(self._twin, self._cell, self._variant, self._margin)
+        self._batch = (
+            self._training.tensor(self._images),
+            torch.from_numpy(self._labels.astype("int64")),
+            self._training.tensor(self._start),
+        )
+        loss = self._training.step(*self._batch)
+        seconds = time.perf_counter() - began
+        return {
+            "seconds": seconds,
+            "loss": loss,
+            "logits": self._training.predict(self._batch[0][:_COMPARED]),
+        }
+
+    def step(self) -> float:
+        """Returns the seconds of one step."""
+        began = time.perf_counter()
+        self._training.step(*self._batch)
+        return time.perf_counter() - began
+
+    def memory(self) -> int:
+        """Returns the bytes that training added to the process at its peak."""
+        return _peak() - self._before
+
+
+class _Convolutions:
+    """The convolutions alone, and this machine's matrix product."""
+
+    def __init__(self, cell) -> None:
+        from he_keras_tools.benchmarks import convolutions
+
+        model = keras_model(cell)
+        self._timer = convolutions.ConvolutionTimer(model.network, cell.batch_size, cell.dtype)
+        self._counts = convolutions.pass_counts(cell.objective, cell.num_steps, cell.num_replays)
+        self._dtype = cell.dtype
+
+    def first(self) -> dict:
+        """Returns what the convolutions of a step compute, and the machine's peak."""
+        from he_keras_tools.benchmarks import convolutions
+
+        return {
+            "multiply_accumulates": self._timer.multiply_accumulates * sum(self._counts),
+            "peak": convolutions.peak_flops(self._dtype),
+        }
+
+    def step(self) -> float:
+        """Returns the seconds of the convolutions of one step."""
+        return self._timer.seconds(self._counts)
+
+    def memory(self) -> int:
+        """The convolutions are not asked for theirs."""
+        return 0
+
+
+def keras_model(cell, has_head: bool = True):
+    """Returns the compiled model of a cell; its weights depend on the cell alone."""
+    import keras
+
+    import he_keras as he
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(cell.dtype)
+    threat = he.ThreatModel("linf", cell.epsilon)
+    head = he.CosineHead(10, 15.0, 0.2, angle=cell.angle) if has_head else keras.layers.Dense(10)
+    network = he.networks.get(cell.network, (32, 32, 3))
+    objective = he.objectives.get(cell.objective, threat, **cell.objective_settings)
+    model = he.HEAdversarialModel(network, head, objective, None)
+    model.compile(optimizer=he.optimizers.SGD(cell.optimizer["lr"], 0.9, 5e-4))
+    return model
+
+
+def margin_of(model) -> float:
+    """What the head subtracts from the true class's logit in the training loss."""
+    return model.head.scale * model.head.margin
+
+
+def example_batch(cell):
+    """Returns images and labels: noise will do, as nothing is dropped while training."""
+    generator = np.random.default_rng(0)
+    images = generator.uniform(0.0, 1.0, (cell.batch_size, 32, 32, 3)).astype("float32")
+    return images, generator.integers(0, 10, cell.batch_size).astype("int32")
+
+
+def attack_start(cell, images, seed):
+    """Where the objective's adversary starts in the first step."""
+    import he_keras as he
+    from he_keras.attacks.starts import draw_start
+
+    kind = cell.objective_settings.get("random_start", False)
+    threat = he.ThreatModel("linf", cell.epsilon)
+    return np.array(draw_start(threat, kind, images, seed))
+
+
+def _resident(field: str = "VmRSS") -> int:
+    from he_keras_tools.benchmarks.memory import resident
+
+    return resident(field)
+
+
+def _peak() -> int:
+    return _resident("VmHWM")
