@@ -7,15 +7,11 @@ import pytest
 from analysis_subjects import drawn, he_model, linear_model, run_settings, subject, texts
 
 from he_keras import analysis
-from he_keras.analysis import accuracies, attack_steps, head_ablation, scale_margin_grid
+from he_keras.analysis import accuracies, compared_runs
 from he_keras.analysis.trained_settings import head_label
 from he_keras.evaluation.intervals import wilson_interval
 
-COMPARISONS = {
-    "attack-steps": attack_steps,
-    "head-ablation": head_ablation,
-    "scale-margin-grid": scale_margin_grid,
-}
+COMPARISONS = ("attack-steps", "head-ablation", "scale-margin-grid")
 IMAGES, LABELS = [[0.9, 0.1], [0.55, 0.5], [0.2, 0.3]], [0, 0, 0]
 
 
@@ -42,8 +38,7 @@ def fake_accuracies(monkeypatch):
             "worst": clean - 0.4,
         }
 
-    for module in COMPARISONS.values():
-        monkeypatch.setattr(module, "measure_accuracies", measure)
+    monkeypatch.setattr(compared_runs, "measure_accuracies", measure)
     return calls
 
 

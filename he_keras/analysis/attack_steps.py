@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from he_keras.analysis.accuracies import (
     ROBUST_COLUMNS,
-    check_attack_options,
     column_label,
     interval_lengths,
     mean_accuracies,
-    measure_accuracies,
 )
-from he_keras.analysis.analysis import Analysis, Subject
+from he_keras.analysis.analysis import Subject
+from he_keras.analysis.compared_runs import ComparedRuns
 from he_keras.analysis.drawing import legend_above, plain_axes, style
 from he_keras.analysis.registry import register
 from he_keras.analysis.trained_settings import head_label, head_place, require_different, setting
@@ -23,7 +22,7 @@ _SHOWN = ("paper", "margin")
 
 
 @register("attack-steps")
-class AttackSteps(Analysis):
+class AttackSteps(ComparedRuns):
     """Robust accuracy over the number of attack steps in training (HE paper, Fig. 2 left).
 
     Takes run folders whose objective has `num_steps`. Runs of the same head make one curve; runs
@@ -34,30 +33,18 @@ class AttackSteps(Analysis):
         seed: seed of the random starts.
     """
 
-    min_subjects = 2
-
-    def __init__(self, num_steps: int = 20, seed: int = 0) -> None:
-        check_attack_options(num_steps, seed)
-        self.num_steps = num_steps
-        self.seed = seed
-
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns the accuracies of each run, and for each head those at each number of steps."""
         steps = [_training_steps(subject) for subject in subjects]
         heads = [head_label(subject) for subject in subjects]
         require_different(subjects, steps, "objective.num_steps")
-        runs = [
-            {
-                "name": subject.name,
-                "head": head,
-                "training_steps": count,
-                **measure_accuracies(subject, self.num_steps, self.seed),
-            }
-            for subject, head, count in zip(subjects, heads, steps, strict=True)
+        distinctions = [
+            {"head": head, "training_steps": count}
+            for head, count in zip(heads, steps, strict=True)
         ]
+        runs, numbers = self.measure_runs(subjects, distinctions)
         curves = {head: _curve(runs, head) for head in sorted(set(heads), key=head_place)}
-        least = min(len(subject.labels) for subject in subjects)
-        return {"num_steps": self.num_steps, "num_examples": least, "runs": runs, "curves": curves}
+        return {**numbers, "curves": curves}
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws accuracy over training steps: a panel for each attack, a curve for each head."""

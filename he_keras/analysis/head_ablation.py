@@ -9,20 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from he_keras.analysis.accuracies import (
     COLUMNS,
-    check_attack_options,
     column_label,
     interval_lengths,
     mean_accuracies,
-    measure_accuracies,
 )
-from he_keras.analysis.analysis import Analysis, Subject
+from he_keras.analysis.analysis import Subject
+from he_keras.analysis.compared_runs import ComparedRuns
 from he_keras.analysis.drawing import draw_bars, legend_above
 from he_keras.analysis.registry import register
 from he_keras.analysis.trained_settings import head_label, head_place, require_different
 
 
 @register("head-ablation")
-class HeadAblation(Analysis):
+class HeadAblation(ComparedRuns):
     """Accuracies of heads with and without FN, WN and the margin AM (HE paper, Sec. 4.1).
 
     Takes run folders that differ in their head. Runs of the same kind of head are averaged. See
@@ -33,31 +32,16 @@ class HeadAblation(Analysis):
         seed: seed of the random starts.
     """
 
-    min_subjects = 2
-
-    def __init__(self, num_steps: int = 20, seed: int = 0) -> None:
-        check_attack_options(num_steps, seed)
-        self.num_steps = num_steps
-        self.seed = seed
-
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns the accuracies of each run and of each kind of head."""
         labels = [head_label(subject) for subject in subjects]
         require_different(subjects, labels, "their head")
-        runs = [
-            {
-                "name": subject.name,
-                "head": label,
-                **measure_accuracies(subject, self.num_steps, self.seed),
-            }
-            for subject, label in zip(subjects, labels, strict=True)
-        ]
+        runs, numbers = self.measure_runs(subjects, [{"head": label} for label in labels])
         heads = {}
         for label in sorted(set(labels), key=head_place):
             rows = [run for run in runs if run["head"] == label]
             heads[label] = {"num_runs": len(rows), **mean_accuracies(rows)}
-        least = min(len(subject.labels) for subject in subjects)
-        return {"num_steps": self.num_steps, "num_examples": least, "runs": runs, "heads": heads}
+        return {**numbers, "heads": heads}
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws a group of bars for each kind of head."""

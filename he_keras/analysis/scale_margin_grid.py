@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from he_keras.analysis.accuracies import (
     COLUMNS,
-    check_attack_options,
     column_label,
     interval_lengths,
     mean_accuracies,
-    measure_accuracies,
 )
-from he_keras.analysis.analysis import Analysis, Subject
+from he_keras.analysis.analysis import Subject
+from he_keras.analysis.compared_runs import ComparedRuns
 from he_keras.analysis.drawing import plain_axes, style
 from he_keras.analysis.registry import register
 from he_keras.analysis.trained_settings import head_label, require_different, setting
@@ -27,7 +26,7 @@ _SYMBOLS = {"scale": "s", "margin": "m"}
 
 
 @register("scale-margin-grid")
-class ScaleMarginGrid(Analysis):
+class ScaleMarginGrid(ComparedRuns):
     """Clean and robust accuracy over the head's scale s and margin m (HE paper, Table 9).
 
     Takes run folders of HE heads. The picture has a curve over the scale at the margin that most
@@ -39,33 +38,18 @@ class ScaleMarginGrid(Analysis):
         seed: seed of the random starts.
     """
 
-    min_subjects = 2
-
-    def __init__(self, num_steps: int = 20, seed: int = 0) -> None:
-        check_attack_options(num_steps, seed)
-        self.num_steps = num_steps
-        self.seed = seed
-
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns the accuracies of each run, and of each pair of scale and margin."""
         pairs = [_scale_and_margin(subject) for subject in subjects]
         require_different(subjects, pairs, "head.scale or head.margin")
-        runs = [
-            {
-                "name": subject.name,
-                "scale": scale,
-                "head_margin": margin,
-                **measure_accuracies(subject, self.num_steps, self.seed),
-            }
-            for subject, (scale, margin) in zip(subjects, pairs, strict=True)
-        ]
+        distinctions = [{"scale": scale, "head_margin": margin} for scale, margin in pairs]
+        runs, numbers = self.measure_runs(subjects, distinctions)
         cells = []
         for scale, margin in sorted(set(pairs)):
             rows = [run for run in runs if (run["scale"], run["head_margin"]) == (scale, margin)]
             means = mean_accuracies(rows)
             cells.append({"scale": scale, "head_margin": margin, "num_runs": len(rows), **means})
-        least = min(len(subject.labels) for subject in subjects)
-        return {"num_steps": self.num_steps, "num_examples": least, "runs": runs, "cells": cells}
+        return {**numbers, "cells": cells}
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws the accuracies over each of the two settings that varies."""
