@@ -5,7 +5,8 @@ import numpy as np
 import numpy_training as closed_form
 import pytest
 import tensorflow as tf
-from numpy_training import BATCH_SIZE, LEARNING_RATE, NUM_STEPS, SEED, SHAPE, STEP_SIZE
+from numpy_training import BATCH_SIZE, LEARNING_RATE, NUM_STEPS, STEP_SIZE
+from numpy_twins import as_rows, build_twins, check_fit
 from test_objectives import CallCounter, build_model, moving_statistics, train_one_step
 from test_objectives import examples as small_examples
 from test_objectives_closed_form import HEADS, THREAT, examples
@@ -73,36 +74,13 @@ GRID = [("pgd_at", head) for head in HEADS] + [("trades", "m-he"), ("fast_at", "
 def build(base, head_name, **options):
     """A Keras model and its NumPy twin with the same weights."""
     trainer, make_base = BASES[base]
-    numpy_head, make_head = HEADS[head_name]
-    network = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()])
-    objective = AWP(base=make_base(), gamma=GAMMA, **options)
-    model = he.HEAdversarialModel(network, make_head(), objective, None, seed=SEED)
-    generator = np.random.default_rng(11)
-    weights = [generator.normal(0.0, 1.0, each.shape) for each in model.trainable_variables]
-    model.head.set_weights(weights)
-    return model, trainer(numpy_head([each.astype(np.float64) for each in model.get_weights()]))
-
-
-def as_rows(x):
-    return x.reshape(len(x), -1).astype(np.float64)
+    return build_twins(trainer, AWP(base=make_base(), gamma=GAMMA, **options), head_name)
 
 
 @pytest.mark.parametrize(("base", "head"), GRID)
 def test_weights_after_fit_match_the_closed_form(base, head):
     model, expected = build(base, head)
-    before = model.get_weights()
-    x, y = examples()
-    # One head in graph mode, the others eagerly, which is faster for two steps.
-    model.compile(optimizer=keras.optimizers.SGD(LEARNING_RATE), run_eagerly=head != "he")
-    history = model.fit(x, y, batch_size=BATCH_SIZE, shuffle=False, verbose=0).history
-    rows = [slice(0, 4), slice(4, 6)]
-    losses = [expected.step(as_rows(x)[each], y[each], step) for step, each in enumerate(rows)]
-    for weight, desired, start in zip(
-        model.head.get_weights(), expected.head.weights, before, strict=True
-    ):
-        np.testing.assert_allclose(weight - start, desired - start, rtol=1e-3, atol=1e-5)
-        assert np.abs(weight - start).max() > 0.01
-    np.testing.assert_allclose(history["loss"][0], np.concatenate(losses).mean(), rtol=1e-5)
+    check_fit(model, expected, head == "he")
 
 
 def test_the_perturbation_makes_a_difference_of_its_own():

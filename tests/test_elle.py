@@ -8,10 +8,11 @@ import numpy_training as closed_form
 import pytest
 import tensorflow as tf
 from numpy_training import BATCH_SIZE, LEARNING_RATE, SEED, SHAPE
-from test_grad_align import ROWS, as_rows, central_differences
+from numpy_twins import as_rows, build_twins, check_fit
+from test_grad_align import central_differences
 from test_objectives import CallCounter, build_model, moving_statistics, train_one_step
 from test_objectives import examples as small_examples
-from test_objectives_closed_form import HEADS, THREAT, examples
+from test_objectives_closed_form import THREAT, examples
 
 import he_keras as he
 from he_keras import objectives
@@ -65,30 +66,15 @@ class NumpyELLE(closed_form.FastATZero):
 
 def build(head_name, objective=None):
     """A Keras model and its NumPy twin with the same weights."""
-    numpy_head, make_head = HEADS[head_name]
-    network = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()])
-    objective = objective or ELLE(THREAT, WEIGHT)
-    model = he.HEAdversarialModel(network, make_head(), objective, None, seed=SEED)
-    generator = np.random.default_rng(11)
-    weights = [generator.normal(0.0, 1.0, each.shape) for each in model.trainable_variables]
-    model.head.set_weights(weights)
+    model, twin = build_twins(NumpyELLE, objective or ELLE(THREAT, WEIGHT), head_name)
     model.compile(keras.optimizers.SGD(LEARNING_RATE), run_eagerly=True)
-    return model, NumpyELLE(numpy_head([each.astype(np.float64) for each in model.get_weights()]))
+    return model, twin
 
 
 @pytest.mark.parametrize("head", ["linear", "he", pytest.param("m-he", marks=pytest.mark.slow)])
 def test_weights_after_fit_match_numpy(head):
     model, expected = build(head)
-    before = model.get_weights()
-    x, y = examples()
-    history = model.fit(x, y, batch_size=BATCH_SIZE, shuffle=False, verbose=0).history
-    losses = [expected.step(as_rows(x)[rows], y[rows], step) for step, rows in enumerate(ROWS)]
-    for weight, desired, start in zip(
-        model.head.get_weights(), expected.head.weights, before, strict=True
-    ):
-        np.testing.assert_allclose(weight - start, desired - start, rtol=5e-3, atol=2e-4)
-        assert np.abs(weight - start).max() > 0.01
-    np.testing.assert_allclose(history["loss"][0], np.concatenate(losses).mean(), rtol=1e-3)
+    check_fit(model, expected, in_graph_mode=False, rtol=5e-3, atol=2e-4, loss_rtol=1e-3)
 
 
 def test_the_penalty_counts():
