@@ -38,7 +38,7 @@ EXTRAS = {
         "foolbox>=3.3",
         "adversarial-robustness-toolbox>=1.18",
     ],
-    "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "tf2onnx>=1.16"],
+    "onnx": ["onnx>=1.23,<2", "onnxruntime>=1.31,<2", "tf2onnx>=1.17,<2"],
     "serve": ["tensorflow-serving-api>=2.18", "grpcio>=1.60"],
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
     "dev": [
@@ -86,7 +86,10 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=list_packages(),
     package_dir=RENAMED,
-    package_data={"he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css", "**/*.js"]},
+    package_data={
+        "he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css", "**/*.js"],
+        "he_keras_tools": ["**/*.json"],
+    },
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["he-keras = he_keras_tools.cli:main"]},

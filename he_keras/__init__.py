@@ -13,14 +13,18 @@ from he_keras import (
     attacks,
     callbacks,
     data,
+    distribution,
     evaluation,
     experiment,
+    export,
     layers,
     losses,
     networks,
     objectives,
     optimizers,
     schedules,
+    search,
+    serving,
 )
 from he_keras.adversarial_model import HEAdversarialModel, load_model
 from he_keras.evaluation import evaluate_robustness
@@ -42,9 +46,11 @@ __all__ = [
     "attacks",
     "callbacks",
     "data",
+    "distribution",
     "evaluate_robustness",
     "evaluation",
     "experiment",
+    "export",
     "export_saved_model",
     "layers",
     "load_classifier",
@@ -54,4 +60,6 @@ __all__ = [
     "objectives",
     "optimizers",
     "schedules",
+    "search",
+    "serving",
 ]

@@ -6,6 +6,7 @@ expects of a model around it: gradients, sample weights, mixed precision, replic
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -15,9 +16,11 @@ from he_keras import attacks, losses
 from he_keras.attacks.attack import Attack, is_wrong, seeds_from_content
 from he_keras.attacks.checks import check_seed
 from he_keras.attacks.victim import Victim
+from he_keras.distribution import keras_repairs, needs_static_shapes, replicas
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.model_files import load_keras_file
-from he_keras.objectives import Objective, Standard, TrainingPass, replicas, training_batch
+from he_keras.networks.inference import InferenceNetwork
+from he_keras.objectives import Objective, Standard, TrainingPass, training_batch
 from he_keras.threat import ThreatModel
 
 _STATE_PREFIX = "objective_"
@@ -32,7 +35,7 @@ class Update(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class HEAdversarialModel(keras.Model):
+class HEAdversarialModel(keras_repairs.Repaired):
     """Trains `head(network(images))` with an adversarial objective through `fit`.
 
     `fit` reports `loss`, `accuracy` (on the examples trained on) and `clean_accuracy` where the
@@ -77,6 +80,8 @@ class HEAdversarialModel(keras.Model):
         self.autocast = False
         self.network = network
         self.head = head
+        is_supported = InferenceNetwork.is_supported(network)
+        self._inference_network = InferenceNetwork(network) if is_supported else None
         self.objective = Standard() if objective is None else objective
         self.seed = int(seed)
         # Keras warns and leaves XLA off for objectives whose state it cannot compile.
@@ -111,12 +116,30 @@ class HEAdversarialModel(keras.Model):
     def call(self, inputs, training=None):
         """Returns the head's scaled logits, without margin."""
         training_batch.check_floating(inputs)
-        logits = self.head(self.features(inputs, training=bool(training)))
+        return self._scaled_logits(self.features(inputs, training=bool(training)))
+
+    def _scaled_logits(self, features):
+        logits = self.head(features)
         return keras.ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
 
     def features(self, images, training: bool = False):
         """Returns the feature vectors in front of the head."""
-        return self.network(images, training=training)
+        is_symbolic = isinstance(images, keras.KerasTensor)
+        if training or is_symbolic or self._inference_network is None:
+            return self.network(images, training=training)
+        return self._inference_network(images)
+
+    def with_fixed_weights(self) -> Callable:
+        """Returns a function from images to scaled logits in inference mode.
+
+        It reads the variables once, now, and so saves attacks what follows from the variables
+        alone. It serves the graph in which it was made.
+        """
+        network = self._inference_network
+        if network is None:
+            return lambda images: self(images, training=False)
+        weights = network.weights()
+        return lambda images: self._scaled_logits(network(images, weights))
 
     def logits(self, images, training: bool = False):
         """Returns scaled logits; the same as calling the model."""
@@ -144,18 +167,8 @@ class HEAdversarialModel(keras.Model):
                 "The objective owns the loss; expected compile() without `loss`: choose it by "
                 f"HEAdversarialModel(..., objective=...); received loss={loss!r}"
             )
-        if self.distribute_strategy.num_replicas_in_sync > 1:
-            steps = kwargs.get("steps_per_execution", 1)
-            if steps != 1:
-                raise ValueError(
-                    "Keras cannot run several steps per execution on more than one replica; "
-                    f"expected steps_per_execution=1; received steps_per_execution={steps}"
-                )
-            if jit_compile is True:
-                raise ValueError(
-                    "XLA cannot compile a step over more than one replica; expected "
-                    "jit_compile=False; received jit_compile=True"
-                )
+        steps = kwargs.get("steps_per_execution", 1)
+        keras_repairs.check_compile(self.distribute_strategy, jit_compile, steps, optimizer)
         super().compile(optimizer=optimizer, jit_compile=jit_compile, **kwargs)
 
     def fit(self, *args, **kwargs):
@@ -164,13 +177,7 @@ class HEAdversarialModel(keras.Model):
             # Variables that are first made inside the step would have it traced twice.
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
-        with replicas.explained_first_batch():
-            return super().fit(*args, **kwargs)
-
-    def evaluate(self, *args, **kwargs):
-        """Evaluates as `keras.Model.evaluate` does."""
-        with replicas.explained_first_batch():
-            return super().evaluate(*args, **kwargs)
+        return super().fit(*args, **kwargs)
 
     def compile_from_config(self, config) -> None:
         """Compiles a loaded model with its saved optimizer and metrics."""
@@ -218,8 +225,9 @@ class HEAdversarialModel(keras.Model):
         reported = [self.loss_tracker, self.accuracy_metric]
         if training_pass.clean_logits is not None:
             reported.append(self.clean_accuracy_metric)
+        replicas.share_statistics(self.network, tf.shape(images)[0])
         results = self._results(reported, labels, training_pass.logits, sample_weight)
-        return {**results, **objective.logs()}
+        return keras_repairs.step_logs({**results, **objective.logs()})
 
     def _schedule_step(self):
         """The step that schedules are read at: as Keras counts for the learning rate's."""
@@ -252,9 +260,8 @@ class HEAdversarialModel(keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         variables = self.trainable_variables
         gradients = tape.gradient(scaled, [*variables, *watched])
-        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-            gradients = replicas.share_overflow(gradients)
-        self.optimizer.apply(gradients[: len(variables)], variables)
+        gradients = keras_repairs.share_overflow(self.optimizer, gradients)
+        keras_repairs.apply(self.optimizer, gradients[: len(variables)], variables)
         self.loss_tracker.update_state(weighted + regularization)
         self.accuracy_metric.update_state(_is_right(training_pass.logits, labels))
         if training_pass.clean_logits is not None:
@@ -275,11 +282,11 @@ class HEAdversarialModel(keras.Model):
             attacked = _is_right(self(self._attacked(images, labels), training=False), labels)
             self.robust_accuracy_metric.update_state(attacked * right)
             reported.append(self.robust_accuracy_metric)
-        return self._results(reported, labels, logits, sample_weight)
+        return keras_repairs.step_logs(self._results(reported, labels, logits, sample_weight))
 
     def _attacked(self, images, labels):
         attack = self.evaluation_attack
-        if self.jit_compile:
+        if self.jit_compile or needs_static_shapes(self.distribute_strategy):
             # XLA needs static shapes: the verdicts are the same without dropping broken examples.
             attack = copy.copy(attack)
             attack.stop_when_broken = False
@@ -287,12 +294,10 @@ class HEAdversarialModel(keras.Model):
         return attack.perturb(victim, images, labels, seeds_from_content(images, attack.seed))
 
     def _results(self, reported: list, labels, logits, sample_weight) -> dict:
-        own = {metric.name for metric in self._own_metrics()}
-        compiled = self.compute_metrics(None, labels, logits, sample_weight=sample_weight)
-        return {
-            **{metric.name: replicas.mean_result(metric) for metric in reported},
-            **{name: value for name, value in compiled.items() if name not in own},
-        }
+        unused = {metric.name for metric in self._own_metrics() if metric not in reported}
+        self.compute_metrics(None, labels, logits, sample_weight=sample_weight)
+        results = keras_repairs.metric_results(self)
+        return {name: value for name, value in results.items() if name not in unused}
 
     def save_own_variables(self, store) -> None:
         """Saves beside the weights what Keras leaves out, and what exact continuation needs.

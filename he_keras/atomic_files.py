@@ -43,7 +43,8 @@ def make_writable(folder: pathlib.Path, purpose: str) -> pathlib.Path:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
-        probe.unlink()
+        # Another program may be at the same and have removed it.
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
             f"Cannot write {purpose}; expected a writable folder; received {folder}: {error}"

@@ -26,6 +26,7 @@ ORDER = (
     "losses",
     "networks",
     "model_files",
+    "distribution",
     "attacks",
     "objectives",
     "schedules",
@@ -34,11 +35,11 @@ ORDER = (
     "snapshot_ensemble",
     "callbacks",
     "data",
-    "distribution",
     "evaluation",
     "analysis",
     "search",
     "export",
+    "serving",
     "experiment",
     "__init__",
 )
@@ -52,6 +53,14 @@ LAZY_IMPORTS = {
     "PIL",
     "ml_collections",
     "tqdm",
+    "aiohttp",
+    "orjson",
+    "prometheus_client",
+    "simdjson",
+    "onnx",
+    "onnxruntime",
+    "tf2onnx",
+    "ai_edge_litert",
 }
 FORBIDDEN_FILES = {"utils.py", "common.py", "helpers.py"}
 MAX_FILE_LINES = 400

@@ -9,10 +9,12 @@ import functools
 import keras
 import numpy as np
 import pytest
+import resuming
 import tensorflow as tf
 
 import he_keras as he
 from he_keras import objectives
+from he_keras.callbacks import replica_state
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +200,45 @@ def test_sample_weights_metrics_and_evaluation_agree():
         np.testing.assert_allclose(histories[1][name], values, rtol=TOLERANCE, atol=1e-7)
 
 
+def test_gradients_are_accumulated_over_replicas():
+    """Five batches at two to an update: the last one waits; the uneven one counts by its size."""
+    options = {"learning_rate": 0.02, "momentum": 0.9, "gradient_accumulation_steps": 2}
+    for build in (keras.optimizers.SGD, functools.partial(he.optimizers.SGD, weight_decay=0.1)):
+        models = both("pgd_at", "synchronized")
+        for model in models:
+            with model.distribute_strategy.scope():
+                model.compile(optimizer=build(**options), run_eagerly=model is models[0])
+        results = [train(model, 37) for model in models]
+        assert_equal_training(models, results)
+        assert [int(model.optimizer.iterations) for model in models] == [2, 2]
+
+
+def test_step_logs_are_those_of_the_whole_batch():
+    """Metrics given to `compile` as well; the last batch is one row, on the first replica."""
+    models = both("pgd_at", "synchronized", metrics=["sparse_categorical_crossentropy"])
+    results = [train(model, 17) for model in models]
+    assert_equal_training(models, results)
+    assert "sparse_categorical_crossentropy" in results[0][1][0]
+
+
+def test_replicas_agree_on_statistics_that_are_not_synchronised():
+    """Each normalises by its own share; what is kept is the mean over the shares by their size."""
+    model = build_model("standard", mirrored(), "plain")
+    images, labels = examples(7)
+    # The layers before it, with the weights that the step starts from.
+    values = keras.Sequential(model.network.layers[:-1])(images).numpy()
+    model.fit(images, labels, batch_size=7, shuffle=False, verbose=0)
+    layer = model.network.layers[-1]
+    means = np.stack([values[:4].mean(axis=0)] * 4 + [values[4:].mean(axis=0)] * 3)
+    variances = np.stack([values[:4].var(axis=0)] * 4 + [values[4:].var(axis=0)] * 3)
+    share = 1 - layer.momentum
+    expected = (share * means.mean(axis=0), 1 - share + share * variances.mean(axis=0))
+    for variable, each in zip((layer.moving_mean, layer.moving_variance), expected, strict=True):
+        copies = [copy.numpy() for copy in mirrored().experimental_local_results(variable.value)]
+        np.testing.assert_array_equal(*copies)
+        np.testing.assert_allclose(copies[0], each, rtol=1e-4, atol=1e-6)
+
+
 def test_replicas_have_their_own_perturbations(tmp_path):
     """Together they are what one device has, and a saved model holds them all."""
     strategy = mirrored()
@@ -216,6 +257,20 @@ def test_replicas_have_their_own_perturbations(tmp_path):
         np.testing.assert_array_equal(restored[name], array)
 
 
+def test_a_run_on_replicas_resumes_exactly(tmp_path):
+    """In the middle of an epoch: running metrics and perturbations are each replica's own."""
+    resuming.assert_resumes(lambda: build_model("free_at", mirrored(), "synchronized"), tmp_path)
+
+
+def test_metrics_of_another_number_of_replicas_are_summed():
+    stored = [np.array([3.0, 4.0, 5.0]), np.array([1.0, 2.0, 3.0])] * 4
+    for model in both("pgd_at"):
+        assert replica_state.assign_metrics(model, [np.float32(each) for each in stored])
+        results = model.get_metrics_result()
+        assert float(results["loss"]) == pytest.approx(2.0)
+        assert not replica_state.assign_metrics(model, stored[:1])
+
+
 def test_replicas_draw_different_starts():
     model = build_model("fast_at", mirrored())
     strategy = model.distribute_strategy
@@ -232,12 +287,16 @@ def test_an_empty_share_of_unsynchronised_batch_norm_is_refused(objective):
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
-def test_a_first_batch_that_does_not_split_is_explained():
-    model = build_model("pgd_at", mirrored())
+def test_the_first_batch_need_not_split_evenly():
+    """Seven examples: four on one replica, three on the other, in training and in evaluation."""
+    models = both("pgd_at", "synchronized")
     images, labels = examples(7)
-    for run in (model.fit, model.evaluate):
-        with pytest.raises(ValueError, match="expected a batch size that is a multiple"):
-            run(images, labels, batch_size=7, verbose=0)
+    results = []
+    for model in models:
+        history = model.fit(images, labels, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        scores = model.evaluate(images, labels, batch_size=7, verbose=0, return_dict=True)
+        results.append({**{name: each[-1] for name, each in history.history.items()}, **scores})
+    assert results[1] == pytest.approx(results[0], rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("options", [{"steps_per_execution": 2}, {"jit_compile": True}])

@@ -1,109 +1,164 @@
-"""The SavedModel for serving: same numbers without he_keras, complete versions, labels."""
+"""The SavedModel for serving: signatures, outputs, assets, and what is refused."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from exported_models import NAMES, SCALE, hypersphere_model, random_images, softmax
 
 import he_keras as he
-from he_keras import export
+from he_keras.export import saved_model
+from he_keras.export.served_classifier import ServedClassifier
+from he_keras.export.warm_up import FILE_NAME
 
-SCALE = 12.0
-# Reads the SavedModel as a server would: TensorFlow alone, in a process of its own.
-READER = """
-import json, sys
-import numpy as np, tensorflow as tf
-folder, inputs, outputs = sys.argv[1:]
-model = tf.saved_model.load(folder)
-images = np.load(inputs)
-results = {}
-for signature, key in (("serving_default", "floats"), ("serve_uint8", "bytes")):
-    answer = model.signatures[signature](images=tf.constant(images[key]))
-    results.update({f"{key}_{name}": value.numpy() for name, value in answer.items()})
-np.savez(outputs, **results)
-print(json.dumps({"he_keras": "he_keras" in sys.modules, "keras": "keras" in sys.modules}))
-"""
+SIGNATURES = ("serving_default", "serve_uint8", "serve_bytes")
 
 
 @pytest.fixture(scope="module")
 def model():
-    keras.utils.set_random_seed(1)
-    network = he.networks.get(
-        "preact-resnet", (8, 8, 3), stage_widths=(16, 16), blocks_per_stage=(1, 1)
-    )
-    model = he.HEAdversarialModel(
-        network,
-        he.CosineHead(5, scale=SCALE, margin=0.2),
-        he.objectives.PGDAT(he.ThreatModel("linf", 0.1), num_steps=1),
-    )
-    model.compile(optimizer=he.optimizers.SGD(0.1))
-    images = np.random.RandomState(0).rand(32, 8, 8, 3).astype("float32")
-    # A step of training, so that batch-norm statistics and weights are not those of a fresh model.
-    model.fit(images, np.arange(32) % 5, batch_size=16, verbose=0)
-    return model
+    return hypersphere_model()
 
 
 @pytest.fixture(scope="module")
-def served(model, tmp_path_factory):
-    """The outputs of a fresh process, and the images that it was given."""
-    folder = tmp_path_factory.mktemp("export")
-    saved = he.export_saved_model(model, folder / "served", ["a", "b", "c", "d", "e"])
-    images = np.random.RandomState(1).randint(0, 256, (7, 8, 8, 3)).astype(np.uint8)
-    inputs = {"bytes": images, "floats": images.astype(np.float32) / np.float32(255.0)}
-    np.savez(folder / "inputs.npz", **inputs)
-    answer = subprocess.run(
-        [sys.executable, "-c", READER, saved, folder / "inputs.npz", folder / "outputs.npz"],
-        capture_output=True,
-        text=True,
-        check=False,
+def version(model, tmp_path_factory):
+    return he.export_saved_model(model, tmp_path_factory.mktemp("export") / "insects", NAMES)
+
+
+@pytest.fixture(scope="module")
+def served(version):
+    return tf.saved_model.load(str(version)).signatures
+
+
+def encoded(images):
+    return tf.constant([tf.io.encode_png(image).numpy() for image in images])
+
+
+def request(signature, count=7, seed=1):
+    """The input of a signature, and the float images that it stands for."""
+    images, floats = random_images(count, seed=seed)
+    inputs = {"serving_default": floats, "serve_uint8": images}
+    return inputs.get(signature, encoded(images)), floats
+
+
+@pytest.fixture(scope="module")
+def answers(served):
+    return {
+        name: {key: value.numpy() for key, value in served[name](images=request(name)[0]).items()}
+        for name in SIGNATURES
+    }
+
+
+def test_these_signatures_and_no_others(served):
+    assert set(served) == set(SIGNATURES)
+    outputs = {"logits", "probabilities", "classes", "scores", "labels", "cosines"}
+    for name in SIGNATURES:
+        assert set(served[name].structured_outputs) == outputs
+        assert served[name].structured_outputs["classes"].dtype == tf.int64
+        (spec,) = served[name].structured_input_signature[1].values()
+        assert spec.name == "images" and spec.shape[0] is None
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_logits_are_those_of_predict(model, answers, name):
+    expected = model.predict(request(name)[1], verbose=0)
+    np.testing.assert_allclose(answers[name]["logits"], expected, rtol=0, atol=1e-5)
+    assert answers[name]["logits"].dtype == np.float32
+    assert np.abs(expected).max() > 1.0
+    np.testing.assert_array_equal(answers[name]["classes"], expected.argmax(axis=1))
+    np.testing.assert_allclose(answers[name]["probabilities"], softmax(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_cosines_are_the_logits_without_scale(model, answers, name):
+    np.testing.assert_allclose(
+        answers[name]["cosines"], model.cosines(request(name)[1]).numpy(), atol=1e-6
     )
-    assert answer.returncode == 0, answer.stderr
-    loaded = json.loads(answer.stdout.splitlines()[-1])
-    with np.load(folder / "outputs.npz") as archive:
-        return saved, inputs, dict(archive), loaded
+    np.testing.assert_allclose(SCALE * answers[name]["cosines"], answers[name]["logits"], atol=1e-5)
 
 
-def test_reader_needs_no_he_keras(served):
-    assert served[3]["he_keras"] is False
+def test_scores_and_labels_are_sorted_by_probability(answers):
+    answer = answers["serve_uint8"]
+    order = np.argsort(-answer["probabilities"], axis=1, kind="stable")
+    expected = np.take_along_axis(answer["probabilities"], order, axis=1)
+    np.testing.assert_array_equal(answer["scores"], expected)
+    labels = [[name.decode() for name in row] for row in answer["labels"]]
+    assert labels == [[NAMES[number] for number in row] for row in order]
+    assert len({tuple(row) for row in labels}) > 1
 
 
-@pytest.mark.parametrize("kind", ["floats", "bytes"])
-def test_logits_equal_the_models(model, served, kind):
-    _, inputs, outputs, _ = served
-    expected = model(inputs["floats"], training=False).numpy()
-    np.testing.assert_allclose(outputs[f"{kind}_logits"], expected, rtol=0, atol=1e-5)
-    assert outputs[f"{kind}_logits"].dtype == np.float32
-    np.testing.assert_array_equal(outputs[f"{kind}_classes"], expected.argmax(axis=1))
-    exponentials = np.exp(expected.astype(np.float64) - expected.max(axis=1, keepdims=True))
-    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs[f"{kind}_probabilities"], probabilities, atol=1e-5)
+@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_batches_of_any_size(model, served, name, count):
+    images, floats = request(name, count, seed=9)
+    answer = served[name](images=tf.constant(images))
+    assert answer["labels"].shape == (count, len(NAMES))
+    np.testing.assert_allclose(answer["logits"], model(floats, training=False), atol=1e-5)
 
 
-def test_logits_include_the_scale(model, served):
-    _, inputs, outputs, _ = served
-    cosines = model.cosines(inputs["floats"]).numpy()
-    np.testing.assert_allclose(outputs["floats_logits"], SCALE * cosines, atol=1e-4)
-    assert np.abs(outputs["floats_logits"]).max() > 1.0
+def test_top_k_and_temperature(model):
+    served = ServedClassifier(model, NAMES, temperature=2.5, top_k=2)
+    floats = random_images(4)[1]
+    answer = served(tf.constant(floats))
+    logits = model.predict(floats, verbose=0)
+    np.testing.assert_allclose(answer["logits"], logits, atol=1e-5)
+    np.testing.assert_allclose(answer["probabilities"], softmax(logits / 2.5), atol=1e-5)
+    assert answer["scores"].shape == answer["labels"].shape == (4, 2)
+    best = np.sort(answer["probabilities"], axis=1)[:, :2:-1]
+    np.testing.assert_allclose(answer["scores"], best, rtol=0)
 
 
-def test_labels_file(served):
-    text = (served[0] / "assets.extra" / "labels.txt").read_text()
-    assert text == "a\nb\nc\nd\ne\n"
+def test_ties_of_rounded_probabilities_go_by_logits():
+    """A saturated softmax says 0 of several classes, whose logits still have an order."""
+    head = keras.layers.Dense(3, use_bias=False)
+    model = keras.Sequential([keras.Input((1, 1, 1)), keras.layers.Flatten(), head])
+    head.set_weights([np.array([[-400.0, 900.0, -300.0]])])
+    answer = ServedClassifier(model, ("a", "b", "c"))(tf.ones([1, 1, 1, 1]))
+    assert answer["probabilities"].numpy().tolist() == [[0.0, 1.0, 0.0]]
+    assert answer["labels"].numpy().tolist() == [[b"b", b"c", b"a"]]
 
 
-def test_versions_increase_past_foreign_files(model, tmp_path):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "8-old").mkdir()
-    (tmp_path / "notes.txt").write_text("")
-    assert he.export_saved_model(model, tmp_path) == tmp_path / "8"
-    assert he.export_saved_model(model, str(tmp_path)) == tmp_path / "9"
-    assert not (tmp_path / "9" / "assets.extra").exists()
-    names = {each.name for each in tmp_path.iterdir()}
-    assert names == {"7", "8", "8-old", "9", "notes.txt"}
+@pytest.mark.parametrize(
+    ("head", "has_cosines"),
+    [
+        (lambda: keras.layers.Dense(5), False),
+        (lambda: he.CosineHead(5, weight_norm=False), False),
+        (lambda: he.CosineHead(5, angle="arc"), True),
+    ],
+)
+def test_cosines_only_where_there_are_some(head, has_cosines):
+    served = ServedClassifier(hypersphere_model(head=head()))
+    answer = served(tf.constant(random_images(2)[1]))
+    assert served.has_cosines is has_cosines
+    assert ("cosines" in answer) is has_cosines
+    if has_cosines:
+        angles = -np.arccos(answer["cosines"])
+        np.testing.assert_allclose(answer["logits"], 15.0 * angles, atol=1e-3)
+
+
+def test_functional_model_ends_in_a_cosine_head():
+    inputs = keras.Input((4,))
+    features = keras.layers.Dense(3)(inputs)
+    model = keras.Model(inputs, he.CosineHead(2, scale=7.0)(features))
+    images = tf.random.uniform([3, 4])
+    answer = ServedClassifier(model)(images)
+    np.testing.assert_allclose(answer["logits"], model(images), atol=1e-6)
+    np.testing.assert_allclose(7.0 * answer["cosines"], answer["logits"], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_mixed_precision_answers_in_float32(tmp_path):
+    model = hypersphere_model(dtype="mixed_bfloat16")
+    folder = he.export_saved_model(model, tmp_path)
+    images, floats = random_images(6)
+    answer = tf.saved_model.load(str(folder)).signatures["serve_uint8"](images=tf.constant(images))
+    for name in ("logits", "probabilities", "scores", "cosines"):
+        assert answer[name].dtype == tf.float32
+    # Compiled as a whole, half precision rounds elsewhere.
+    np.testing.assert_allclose(answer["logits"], model(floats, training=False), atol=0.05)
+    facts = json.loads((folder / "assets.extra" / "model_card.json").read_text())["model"]
+    assert (facts["compute_dtypes"], facts["output_dtype"]) == (["bfloat16"], "float32")
 
 
 def test_plain_keras_model_with_free_image_size(tmp_path):
@@ -115,40 +170,51 @@ def test_plain_keras_model_with_free_image_size(tmp_path):
         ]
     )
     folder = he.export_saved_model(model, tmp_path, ("x", "y", "z"))
-    answer = tf.saved_model.load(folder).signatures["serve_uint8"](
-        images=tf.constant(np.full((1, 4, 6, 1), 51, np.uint8))
-    )
+    signatures = tf.saved_model.load(str(folder)).signatures
+    answer = signatures["serve_uint8"](images=tf.constant(np.full((1, 4, 6, 1), 51, np.uint8)))
     np.testing.assert_allclose(answer["logits"], [[0.2, 0.2, 0.2]], rtol=1e-6)
+    # Files of several sizes do not make a batch.
+    assert "serve_bytes" not in signatures
+    card = json.loads((folder / "assets.extra" / "model_card.json").read_text())
+    assert card["preprocessing"]["serve_bytes"].startswith("not offered")
 
 
-@pytest.mark.parametrize("stage", ["before", "after"])
-def test_failed_export_leaves_nothing(model, tmp_path, monkeypatch, stage):
-    write = export._write
-
-    def fail(model, image_shape, folder):
-        if stage == "after":
-            write(model, image_shape, folder)
-        else:
-            folder.mkdir()
-        raise OSError("disk full")
-
-    monkeypatch.setattr(export, "_write", fail)
-    with pytest.raises(OSError, match="disk full"):
-        he.export_saved_model(model, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_weights_are_stored_once(model, version):
+    size = (version / "variables" / "variables.data-00000-of-00001").stat().st_size
+    weights = sum(value.nbytes for value in model.get_weights())
+    assert weights <= size < weights + 2 * 20_000  # Each variable brings a name and a checksum.
+    stored = [name for name, shape in tf.train.list_variables(str(version / "variables/variables"))]
+    assert len([name for name in stored if "VARIABLE_VALUE" in name]) == len(model.weights)
 
 
-def test_remains_of_a_killed_export_are_replaced(model, tmp_path):
-    remains = tmp_path / ".partial-1"
-    remains.mkdir()
-    (remains / "saved_model.pb").write_text("half")
-    assert he.export_saved_model(model, tmp_path) == tmp_path / "1"
-    assert [each.name for each in tmp_path.iterdir()] == ["1"]
+def test_layout(version):
+    assert version.name == "1"
+    assert (version / "saved_model.pb").is_file() and (version / "fingerprint.pb").is_file()
+    extra = {path.name for path in (version / "assets.extra").iterdir()}
+    assert extra == {"labels.txt", "model_card.json", "model_card.md", FILE_NAME}
+    assert (version / "assets.extra" / "labels.txt").read_text() == "".join(
+        f"{name}\n" for name in NAMES
+    )
 
 
-def test_wrong_class_names_are_refused_before_any_work(model, tmp_path):
-    with pytest.raises(ValueError, match="Class names do not match.*expected 5.*received 2"):
-        he.export_saved_model(model, tmp_path / "served", ["a", "b"])
+def test_class_numbers_are_the_default_names(model):
+    assert ServedClassifier(model).class_names == tuple("01234")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_names": ["a", "b"]}, "Class names do not match.*expected 5.*received 2"),
+        ({"class_names": ["a", "b", "c", "d", "e\nf"]}, r"without line breaks; received 'e\\nf'"),
+        ({"class_names": ["a", "b", "c", "d", " "]}, "A class name is a line.*received ' '"),
+        ({"resize": "stretch"}, "Unknown resize; expected one of .*centre-crop.*'stretch'"),
+        ({"top_k": 6}, "expected top_k of at most 5; received top_k=6"),
+        ({"top_k": 0}, "top_k=0"),
+    ],
+)
+def test_mistakes_are_refused_before_any_work(model, tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        he.export_saved_model(model, tmp_path / "served", **arguments)
     assert not (tmp_path / "served").exists()
 
 
@@ -156,3 +222,34 @@ def test_wrong_class_names_are_refused_before_any_work(model, tmp_path):
 def test_only_built_models_are_exported(thing, tmp_path):
     with pytest.raises(ValueError, match="Nothing to export; expected a built keras.Model"):
         he.export_saved_model(thing, tmp_path)
+
+
+def test_probabilities_in_place_of_logits_are_refused(tmp_path):
+    layers = [keras.Input((4,)), keras.layers.Dense(3, activation="softmax")]
+    with pytest.raises(ValueError, match="returns probabilities; expected logits"):
+        he.export_saved_model(keras.Sequential(layers), tmp_path)
+
+
+def test_models_of_several_outputs_are_refused(tmp_path):
+    layers = [keras.Input((4, 4, 1)), keras.layers.Conv2D(2, 1)]
+    with pytest.raises(ValueError, match=r"Not a classifier; .* received \(4, 4, 4, 2\)"):
+        he.export_saved_model(keras.Sequential(layers), tmp_path)
+
+
+def test_other_bounds_than_those_of_the_signatures_are_refused(tmp_path):
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    objective = he.objectives.PGDAT(he.ThreatModel("linf", 0.1, bounds=(-1.0, 1.0)), num_steps=1)
+    model = he.HEAdversarialModel(network, he.CosineHead(2), objective)
+    with pytest.raises(ValueError, match=r"images in \[0, 1\].*bounds=\(-1.0, 1.0\)"):
+        he.export_saved_model(model, tmp_path)
+
+
+def test_failed_export_leaves_nothing(model, tmp_path, monkeypatch):
+    def fail(served, resize, folder):
+        (folder / "saved_model.pb").touch()
+        raise OSError("disk full")
+
+    monkeypatch.setattr(saved_model, "_write", fail)
+    with pytest.raises(OSError, match="disk full"):
+        he.export_saved_model(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []

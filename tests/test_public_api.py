@@ -23,12 +23,16 @@ MODULES = (
     "he_keras.callbacks",
     "he_keras.data",
     "he_keras.data.corruptions",
+    "he_keras.distribution",
     "he_keras.evaluation",
     "he_keras.experiment",
+    "he_keras.export",
     "he_keras.layers",
     "he_keras.networks",
     "he_keras.objectives",
     "he_keras.schedules",
+    "he_keras.search",
+    "he_keras.serving",
 )
 #: Parts of one public function each.
 PRIVATE = ("he_keras.evaluation.report_page", "he_keras.evaluation.sanity")

@@ -1,4 +1,4 @@
-"""Measures this machine: `python tools/benchmark.py data|attacks|memory|objectives [--flags]`.
+"""Measures this machine: `python tools/benchmark.py NAME [--flags]`.
 
 data: images per second of the input pipeline beside what training of a small network takes.
 attacks: each attack beside cleverhans, foolbox, ART and torchattacks on the same weights, whichever
@@ -6,8 +6,15 @@ of them are installed (`pip install -e .[bench]`). The model must be a pre-activ
 he_keras for torchattacks, which gets a PyTorch twin of it.
 memory: peak memory of each attack beside one forward and backward pass of the same batch.
 objectives: a training step of LLR beside what its passes take.
+training: training steps beside PyTorch (`pip install -e .[bench]`) and the convolutions alone.
+growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
+guard: ratios beside the stored ones; ends with 1 if one has become worse by more than 30 %.
+cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations (docs/scaling.md).
+serving: requests that tools/serve.py answers beside what the model alone computes; --model is the
+folder of an exported model's versions; needs the program wrk.
 """
 
+import importlib.util
 import pathlib
 
 from absl import flags
@@ -22,8 +29,34 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "attacks: folder of prepared T
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 256, "attacks: test images to attack.")
 _ATTACKS = flags.DEFINE_list("attacks", ["fgsm", "pgd-20", "mim-20"], "attacks: names.")
 _EPSILON = flags.DEFINE_string("epsilon", "8/255", "attacks: radius in the l_inf norm.")
+_OBJECTIVES = flags.DEFINE_list(
+    "objectives", ["pgd_at", "trades", "free_at", "fast_at"], "training: training frameworks."
+)
+_DTYPES = flags.DEFINE_list("dtypes", ["float32", "mixed_bfloat16"], "training: dtype policies.")
+_NETWORKS = flags.DEFINE_list("networks", ["preact-resnet-18"], "training: networks.")
+_BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["64", "128"], "training: examples per batch.")
+_TOOLS = flags.DEFINE_list(
+    "tools",
+    ["he_keras-linear", "convolutions", "torch:eager", "torch:channels-last"],
+    "training: what is measured beside he_keras; also torch:compile, torch:channels-last+compile.",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "training, growth, guard: JSON file to write.")
+_PICTURE = flags.DEFINE_string("picture", None, "growth: PNG file to write.")
+_QUICK = flags.DEFINE_bool("quick", False, "guard: a minute, on a small network, no PyTorch.")
+_STORE = flags.DEFINE_bool("store", False, "guard: makes what was measured the stored ratios.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "attacks: interleaved rounds; the best counts.")
-_BENCHMARKS = ("data", "attacks", "memory", "objectives")
+_TFLOPS = flags.DEFINE_float("tflops", 50.0, "cost: assumed speed of a device, in 10^12/s.")
+_BENCHMARKS = (
+    "data",
+    "attacks",
+    "memory",
+    "objectives",
+    "training",
+    "serving",
+    "growth",
+    "guard",
+    "cost",
+)
 # `cli` allows so many arguments that are not flags.
 POSITIONAL = 1
 
@@ -33,7 +66,17 @@ def main(arguments) -> None:
     if len(arguments) != 2 or arguments[1] not in _BENCHMARKS:
         cli.fail(f"Unknown benchmark; expected one of {_BENCHMARKS}; received {arguments[1:]}")
     with cli.one_line_errors():
-        measures = (_data, _attacks, _memory, _objectives)
+        measures = (
+            _data,
+            _attacks,
+            _memory,
+            _objectives,
+            _training,
+            _serving,
+            _growth,
+            _guard,
+            _cost,
+        )
         print(dict(zip(_BENCHMARKS, measures, strict=True))[arguments[1]]())
 
 
@@ -66,6 +109,58 @@ def _objectives() -> str:
     from he_keras_tools.benchmarks import objectives
 
     return objectives.measure(batch_size=_BATCH_SIZE.value)
+
+
+def _training() -> str:
+    from he_keras_tools.benchmarks import training
+
+    batch_sizes = [int(each) for each in _BATCH_SIZES.value]
+    wanted = training.cells(_OBJECTIVES.value, _DTYPES.value, _NETWORKS.value, batch_sizes)
+    return training.measure(wanted, [training.OURS, *_TOOLS.value], _ROUNDS.value, _OUTPUT.value)
+
+
+def _serving() -> str:
+    from he_keras_tools.benchmarks import serving
+
+    return serving.measure(_model_path(), _SECONDS.value, _ROUNDS.value, _BATCH_SIZE.value)
+
+
+def _growth() -> str:
+    from he_keras.atomic_files import write_json
+    from he_keras.environment import environment
+    from he_keras_tools.benchmarks import growth
+
+    found = growth.measure(_NETWORKS.value[0], _DTYPES.value[0], _ROUNDS.value)
+    if _OUTPUT.value:
+        write_json(pathlib.Path(_OUTPUT.value), {"environment": environment(), **found.to_dict()})
+    if _PICTURE.value:
+        growth.draw(found, pathlib.Path(_PICTURE.value))
+    return found.table()
+
+
+def _guard() -> str:
+    from he_keras.atomic_files import write_json
+    from he_keras.environment import environment
+    from he_keras_tools.benchmarks import guard
+
+    peers = [tool for tool in _TOOLS.value if tool.startswith("torch:")]
+    if _QUICK.value or importlib.util.find_spec("torch") is None:
+        peers = []
+    ratios = guard.measure(_QUICK.value, peers, _ROUNDS.value)
+    if _OUTPUT.value:
+        write_json(pathlib.Path(_OUTPUT.value), {"environment": environment(), "ratios": ratios})
+    if _STORE.value:
+        guard.store(ratios)
+    worse = guard.regressions(ratios, guard.stored_ratios())
+    if worse:
+        cli.fail("Slower than stored: " + "; ".join(worse), exit_code=1)
+    return f"{len(ratios)} ratios, none worse than stored by more than {guard.TOLERANCE:.0%}"
+
+
+def _cost() -> str:
+    from he_keras_tools.benchmarks import cost
+
+    return cost.table(_TFLOPS.value, _BATCH_SIZE.value, _ROUNDS.value)
 
 
 def _model_path() -> str:

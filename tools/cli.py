@@ -1,4 +1,4 @@
-"""`he-keras train|evaluate|analyze|export|...`: the programs of this folder under one name."""
+"""`he-keras train|evaluate|search|...`: the programs of this folder under one name."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import threading
 # Before anything imports TensorFlow, which reads it then.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_PROGRAMS = ("train", "evaluate", "analyze", "export", "quickstart", "benchmark")
+_PROGRAMS = ("train", "evaluate", "analyze", "search", "export", "quickstart", "benchmark")
 _USAGE = f"usage: he-keras {'|'.join(_PROGRAMS)} --flags (he-keras PROGRAM --help lists them)"
 _INTERRUPTED = 130
 

@@ -1,7 +1,14 @@
 """Trains a configuration into a run folder; the same command resumes an interrupted run.
 
 python tools/train.py --config=configs/cifar10_small.py --config.head.kind=linear
+python tools/train.py --config=configs/cifar10_small.py --strategy=mirrored
+
+--strategy=multi_worker runs in every worker that the environment variable TF_CONFIG lists, with one
+--output_dir that all of them see; the first worker writes there. docs/scaling.md has the commands.
 """
+
+import os
+import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -11,17 +18,53 @@ from he_keras_tools import cli
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Run folder; default runs/<name>.")
 _SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data and two batches: checks that it runs.")
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "none",
+    ["none", "mirrored", "multi_worker", "tpu"],
+    "One device; all GPUs of this machine; all workers of TF_CONFIG; a TPU.",
+)
+_TPU = flags.DEFINE_string("tpu", "", "Name or address of the TPU; default: the machine's own.")
+_LOGICAL_DEVICES = flags.DEFINE_integer(
+    "logical_devices", 0, "Splits the CPU into so many devices, to try out --strategy=mirrored."
+)
 
 
 def main(_argv) -> None:
     """Prepares (errors here exit with code 2), trains, and says where the result is."""
-    from he_keras import experiment
+    from he_keras import distribution, experiment
 
     with cli.one_line_errors():
         if _CONFIG.value is None:
             raise ValueError("No configuration; expected --config=configs/NAME.py; received none")
         config = experiment.smoke_variant(_CONFIG.value) if _SMOKE.value else _CONFIG.value
-        training = experiment.prepare_training(config, _OUTPUT_DIR.value or f"runs/{config.name}")
+        strategy = _strategy()
+    try:
+        with cli.one_line_errors():
+            folder = _OUTPUT_DIR.value or f"runs/{config.name}"
+            training = experiment.prepare_training(config, folder, strategy)
+        _train(training)
+    except distribution.WorkerLostError as error:
+        # At its own end TensorFlow would wait for the lost worker.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _strategy():
+    """The strategy, before anything else uses a device."""
+    from he_keras import distribution
+
+    if _LOGICAL_DEVICES.value:
+        distribution.split_cpu(_LOGICAL_DEVICES.value)
+    strategy = distribution.strategy(_STRATEGY.value, _TPU.value)
+    if _STRATEGY.value != "none":
+        print(distribution.describe(strategy), flush=True)
+    return strategy
+
+
+def _train(training) -> None:
+    from he_keras import experiment
+
     epoch, batch = training.place
     if training.is_complete:
         print(f"Nothing left to train in {training.folder}")

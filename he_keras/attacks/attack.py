@@ -123,7 +123,7 @@ class Attack:
 
         Usable inside a training step or another `tf.function`; arguments as for `run`.
         """
-        x_adv = self.run(victim, images, labels, seeds).x_adv
+        x_adv = self.run(victim.with_fixed_weights(), images, labels, seeds).x_adv
         return tf.stop_gradient(self.threat.project(x_adv, images))
 
     def __call__(self, model, images, labels, example_ids=None) -> AttackResult:
@@ -205,6 +205,7 @@ class Attack:
 
     def _attack_batch(self, victim: Victim, images, labels, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
+        victim = victim.with_fixed_weights()
         clean = score(victim.logits(images), labels)
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken or self.minimum_norm:

@@ -1,7 +1,9 @@
 """What an attack sees of a classifier: images in, logits out, and the head where there is one."""
 
+import copy
 import math
 import numbers
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -42,19 +44,34 @@ class Victim:
             )
         self.model = model
         self.training = training
-        self.streams = worthwhile_streams(model) if streams is None else streams
+        self.streams = _own_streams(model, training) if streams is None else streams
         self.head = _head_of(model)
         head_scale = self.head.scale if isinstance(self.head, CosineHead) else 1.0
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
         self._factor = self.scale / head_scale
         self._body: keras.Model | None = None
+        self._fixed_logits: Callable | None = None
+
+    def with_fixed_weights(self) -> "Victim":
+        """Returns a victim that reads the model's variables once, now, where the model can do that.
+
+        For many passes while the variables stand still, in the graph in which it is made.
+        """
+        fix = getattr(self.model, "with_fixed_weights", None)
+        if self.training or fix is None:
+            return self
+        fixed = copy.copy(self)
+        fixed._fixed_logits = fix()
+        return fixed
 
     def logits(self, images):
         """Returns the logits that the attack works on, in float32 or better."""
         return self._scaled(in_streams(self._raw_logits, images, self.streams))
 
     def _raw_logits(self, images):
-        if isinstance(self.model, keras.layers.Layer):
+        if self._fixed_logits is not None:
+            logits = self._fixed_logits(images)
+        elif isinstance(self.model, keras.layers.Layer):
             logits = self.model(images, training=self.training)
         else:
             logits = self.model(images)
@@ -133,6 +150,12 @@ class Victim:
             with tf.init_scope():
                 self._body = _without_head(self.model, self.head)
         return self._body
+
+
+def _own_streams(model, training: bool) -> int:
+    # In training mode the statistics are those of the whole batch; replicas keep the cores busy.
+    is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    return worthwhile_streams(model) if is_alone and not training else 1
 
 
 def check_logit_scale(logit_scale) -> None:

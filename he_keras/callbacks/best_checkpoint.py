@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from he_keras.atomic_files import replacing
+from he_keras.distribution import is_chief
 
 
 class BestCheckpoint(keras.callbacks.Callback):
@@ -44,6 +45,7 @@ class BestCheckpoint(keras.callbacks.Callback):
 
 
 def save_model(model, path: pathlib.Path) -> None:
-    """Saves a whole model."""
-    with replacing(path) as temporary:
-        model.save(temporary)
+    """Saves a whole model; of several worker processes the first one does."""
+    if is_chief(model.distribute_strategy):
+        with replacing(path) as temporary:
+            model.save(temporary)

@@ -6,6 +6,7 @@ in the data. Data order and random draws are functions of (seed, epoch, batch), 
 storing.
 """
 
+import hashlib
 import json
 import pathlib
 import time
@@ -16,6 +17,8 @@ import keras
 import numpy as np
 
 from he_keras.atomic_files import write_npz
+from he_keras.callbacks import replica_state
+from he_keras.distribution import workers
 
 _FORMAT = 1
 
@@ -38,6 +41,10 @@ class ExactResume(keras.callbacks.Callback):
     number of steps in an epoch. A checkpoint exists from the start of training on. It is renewed at
     the end of every epoch, and before an epoch's last batch, so that a run that is killed during
     validation repeats one batch.
+
+    With several replicas the checkpoint holds what belongs to each of them (running metrics, an
+    objective's perturbations), so that the same number of them goes on as if nothing had happened.
+    Of several worker processes the first one writes; all read, from a folder that they share.
 
     Args:
         path: the checkpoint file (.npz), replaced atomically.
@@ -65,13 +72,14 @@ class ExactResume(keras.callbacks.Callback):
         self._restored_metrics: dict[str, np.ndarray] = {}
         self._steps = 0
         self._last_save = time.monotonic()
+        self._agreed: list[bool] = []
 
     def restore(self, model) -> ResumePoint | None:
         """Loads the checkpoint into a built, compiled model; returns None if there is none."""
+        _check_same_file(model.distribute_strategy, self.path)
         if not self.path.exists():
             return None
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        _build_optimizer(model)
         arrays = _read(self.path)
         self._place = _place(arrays, self.path)
         _assign("variable", model.variables, arrays, self.path)
@@ -83,7 +91,9 @@ class ExactResume(keras.callbacks.Callback):
 
     def _restore_others(self, model, arrays: dict[str, np.ndarray]) -> None:
         try:
-            model.objective.load_state_arrays(_below("objective", arrays))
+            own = _below(replica_state.objective_prefix(model.distribute_strategy), arrays)
+            with model.distribute_strategy.scope():
+                model.objective.load_state_arrays(own)
             for name, callback in self.stateful_callbacks.items():
                 callback.load_state_arrays(_below(f"callback/{name}", arrays))
         except (KeyError, ValueError, TypeError) as error:
@@ -93,17 +103,19 @@ class ExactResume(keras.callbacks.Callback):
             ) from error
 
     def save(self) -> None:
-        """Writes the state now; the file is complete or not there at all."""
+        """Writes the state now; the file is complete or not there at all.
+
+        Every worker process has to call this at the same moment.
+        """
         arrays = {"meta": np.array(json.dumps({"format": _FORMAT, **self._place._asdict()}))}
         arrays |= _numbered_arrays("variable", self.model.variables)
         arrays |= _numbered_arrays("optimizer", self.model.optimizer.variables)
-        arrays |= _numbered_arrays("metric", _metric_variables(self.model))
-        for name, array in self.model.objective.state_arrays().items():
-            arrays[f"objective/{name}"] = array
+        arrays |= replica_state.gathered(self.model)
         for owner, callback in self.stateful_callbacks.items():
             for name, array in callback.state_arrays().items():
                 arrays[f"callback/{owner}/{name}"] = array
-        write_npz(self.path, arrays)
+        # The others wait, so that all of them can read it afterwards.
+        workers.on_chief(self.model.distribute_strategy, lambda: write_npz(self.path, arrays))
         self._last_save = time.monotonic()
 
     def on_epoch_begin(self, epoch, logs=None) -> None:
@@ -118,12 +130,14 @@ class ExactResume(keras.callbacks.Callback):
                 f"of known length; received steps={self.params.get('steps')!r}"
             )
         if self._restored_metrics and first_batch:
-            variables = _metric_variables(self.model)
-            _assign("metric", variables, self._restored_metrics, self.path)
+            stored = [
+                self._restored_metrics[key] for key in _numbered("metric", self._restored_metrics)
+            ]
+            if not replica_state.assign_metrics(self.model, stored):
+                raise _corrupt(self.path, f"{len(stored)} metric arrays, of another model")
         self._restored_metrics = {}
-        if not self.path.exists():
-            if not self.model.optimizer.built:
-                self.model.optimizer.build(self.model.trainable_variables)
+        if not any(workers.any_of(self.model.distribute_strategy, [self.path.exists()])):
+            _build_optimizer(self.model)
             self.save()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
@@ -131,8 +145,14 @@ class ExactResume(keras.callbacks.Callback):
         done = batch + 1
         self._place = ResumePoint(self._place.epoch, self._first_batch + done)
         left = self._steps - done
-        if left > 0 and (left == 1 or self._is_due()):
+        # Clocks differ, and saving is for all workers together.
+        self._agreed = workers.any_of(self.model.distribute_strategy, self.wishes())
+        if left > 0 and (left == 1 or self._agreed[0]):
             self.save()
+
+    def wishes(self) -> list[bool]:
+        """What this process wants after a batch, and gets if any of them does: first, to save."""
+        return [self._is_due()]
 
     def _is_due(self) -> bool:
         if self.every_batches and self._place.batch % self.every_batches == 0:
@@ -143,6 +163,19 @@ class ExactResume(keras.callbacks.Callback):
         """Saves at the start of the next epoch; keep this callback last in the list."""
         self._place = ResumePoint(epoch + 1, 0)
         self.save()
+
+
+def _check_same_file(strategy, path: pathlib.Path) -> None:
+    if workers.count(strategy) > 1:
+        content = hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none"
+        remedy = f"a run folder that all of them share and see alike: {path.absolute()}"
+        workers.check_same(strategy, content, "the checkpoint", remedy)
+
+
+def _build_optimizer(model) -> None:
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -201,7 +234,3 @@ def _assign(kind: str, variables, arrays: dict, path: pathlib.Path) -> None:
         )
     for variable, value in zip(variables, stored, strict=True):
         variable.assign(value)
-
-
-def _metric_variables(model) -> list:
-    return [variable for metric in model.metrics for variable in metric.variables]

@@ -10,10 +10,13 @@ import keras
 import numpy as np
 
 from he_keras.atomic_files import replacing
+from he_keras.distribution import is_chief
 
 
 class HistoryFile(keras.callbacks.Callback):
     """Writes the metrics of every epoch, and its seconds, to a CSV file.
+
+    Of several worker processes the first one does.
 
     Args:
         path: the file to write.
@@ -37,7 +40,8 @@ class HistoryFile(keras.callbacks.Callback):
         self._seconds_before = 0.0
         self.rows = [row for row in self.rows if row["epoch"] < epoch]
         self.rows.append({"epoch": epoch, "seconds": seconds, **values})
-        write_rows(self.path, self.rows)
+        if self.model is None or is_chief(self.model.distribute_strategy):
+            write_rows(self.path, self.rows)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """The rows so far and the time spent in the current epoch."""

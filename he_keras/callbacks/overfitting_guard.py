@@ -20,6 +20,7 @@ import numpy as np
 from he_keras.attacks import PGD, Attack
 from he_keras.attacks.checks import check_choice, check_number, check_positive_integer
 from he_keras.callbacks.history_file import write_rows
+from he_keras.distribution import is_chief
 
 REACTIONS = ("stop", "recover", "monitor")
 
@@ -118,7 +119,7 @@ class OverfittingGuard(keras.callbacks.Callback):
             if self.every_batches:
                 logs["guard_accuracy_min"] = min(accuracies)
         self._looks_before = len(self.looks)
-        if self.path is not None:
+        if self.path is not None and is_chief(self.model.distribute_strategy):
             write_rows(self.path, self.looks)
 
     def _look(self) -> None:

@@ -13,6 +13,7 @@ from he_keras.experiment.configuration import (
     smoke_variant,
     to_plain,
 )
+from he_keras.experiment.searching import Search, prepare_search, run_search, with_values
 from he_keras.experiment.training import (
     Interrupted,
     Training,
@@ -24,6 +25,7 @@ from he_keras.experiment.training import (
 
 __all__ = [
     "Interrupted",
+    "Search",
     "Training",
     "build_attacks",
     "build_head",
@@ -35,9 +37,12 @@ __all__ = [
     "default_config",
     "load_datasets",
     "load_split",
+    "prepare_search",
     "prepare_training",
     "read_config",
+    "run_search",
     "run_training",
     "smoke_variant",
     "to_plain",
+    "with_values",
 ]

@@ -21,6 +21,7 @@ from he_keras.attacks.checks import (
     check_seed,
 )
 from he_keras.callbacks.weight_averaging import KINDS
+from he_keras.distribution import replicas
 from he_keras.evaluation.attack_runs import MODES
 from he_keras.evaluation.robustness import resolve_attacks
 from he_keras.experiment.run_folder import read_json
@@ -344,7 +345,7 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
     keras.config.set_dtype_policy(config.train.dtype)
     try:
         network = networks.get(
-            config.network.name, tuple(config.network.input_shape), **dict(config.network.options)
+            config.network.name, tuple(config.network.input_shape), **_network_options(config)
         )
         model = HEAdversarialModel(
             network,
@@ -357,6 +358,12 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model
+
+
+def _network_options(config) -> dict:
+    """On several replicas batch norm is synchronised, so that their number changes no result."""
+    options = dict(config.network.options)
+    return {"synchronized": True, **options} if replicas.count() > 1 else options
 
 
 def _parse_start(value):

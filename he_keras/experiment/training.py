@@ -11,11 +11,13 @@ import signal
 import sys
 
 import keras
+import tensorflow as tf
 
-from he_keras import callbacks, data
+from he_keras import callbacks, data, distribution
 from he_keras.adversarial_model import HEAdversarialModel
 from he_keras.callbacks.best_checkpoint import save_model
 from he_keras.callbacks.snapshots import Snapshots
+from he_keras.distribution import workers
 from he_keras.experiment import run_folder
 from he_keras.experiment.configuration import build_model, check_config, to_plain
 
@@ -86,19 +88,32 @@ def augmentation_of(config) -> str:
 
 
 class Training:
-    """A prepared run: model, data and place to start from."""
+    """A prepared run: model, data and place to start from.
 
-    def __init__(self, config, output_dir) -> None:
+    Args:
+        config: the experiment's configuration.
+        output_dir: the run folder; several worker processes share it, and the first one writes.
+        strategy: what to train on, as from `he_keras.distribution.strategy`; None for one device.
+    """
+
+    def __init__(self, config, output_dir, strategy: tf.distribute.Strategy | None = None) -> None:
         check_config(config)
         self.config = config
         self.folder = pathlib.Path(output_dir)
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.has_static_shapes = distribution.needs_static_shapes(self.strategy)
+        _check_shares(config, self.strategy)
         self.datasets = load_datasets(config)
-        self.steps = data.steps_per_epoch(self.datasets.train, config.train.batch_size)
-        self.model: HEAdversarialModel = build_model(config, self.steps)
+        self.steps = data.steps_per_epoch(
+            self.datasets.train, config.train.batch_size, self.has_static_shapes
+        )
+        with self.strategy.scope():
+            self.model: HEAdversarialModel = build_model(config, self.steps)
+        _check_objective(self.model, self.has_static_shapes)
         # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
         self._stream(0, 0)
         self.averaging = self._weight_averaging()
-        run_folder.prepare(self.folder, to_plain(config))
+        workers.on_chief(self.strategy, lambda: run_folder.prepare(self.folder, to_plain(config)))
         self.stateful = self._stateful_callbacks()
         self.snapshots = self._snapshots()
         self.resume = _ResumeWithSignal(
@@ -168,50 +183,67 @@ class Training:
 
     def run(self) -> HEAdversarialModel:
         """Trains what is left, saves `model.keras`, and returns the model."""
-        with _stop_on_signal(self.resume):
-            epoch, batch = self.place
-            if batch and not self.is_complete:
-                self._fit(epoch, epoch + 1, first_batch=batch)
-                epoch += 1
-            if epoch < self.config.train.epochs and not self._guard_stopped():
-                self._fit(epoch, self.config.train.epochs, first_batch=0)
+        remedy = f"start all workers again with the same command to resume {self.folder}"
+        with workers.explained_loss(self.strategy, remedy), _stop_on_signal(self.resume):
+            self._train()
+            # Whoever is done first must not leave while others still need it.
+            workers.any_of(self.strategy, [True])
+        return self.model
+
+    def _train(self) -> None:
+        epoch, batch = self.place
+        if batch and not self.is_complete:
+            self._fit(epoch, epoch + 1, first_batch=batch)
+            epoch += 1
+        if epoch < self.config.train.epochs and not self._guard_stopped():
+            self._fit(epoch, self.config.train.epochs, first_batch=0)
         # After a collapse the guard's weights are wanted: the average contains the collapse.
         if self.averaging and not self._guard_stopped():
             self.averaging.apply()
         save_model(self.model, self.folder / "model.keras")
-        return self.model
 
     def _fit(self, initial_epoch: int, epochs: int, first_batch: int) -> None:
         steps = self.steps - first_batch
-        progress = callbacks.ProgressBar(
-            self.config.train.epochs * self.steps,
-            self.steps,
-            self.config.train.epochs,
-            first_step=initial_epoch * self.steps + first_batch,
-        )
-        board = keras.callbacks.TensorBoard(self.folder / "logs", write_graph=False)
-        batch_size = self.config.evaluation.batch_size
-        validation = self.datasets.validation
+        shown = self._shown(initial_epoch * self.steps + first_batch)
         try:
             self.model.fit(
                 self._stream(initial_epoch, first_batch, epochs),
                 initial_epoch=initial_epoch,
                 epochs=epochs,
                 steps_per_epoch=steps,
-                validation_data=validation and data.eval_pipeline(validation, batch_size),
+                validation_data=self._validation(),
                 callbacks=[
                     callbacks.StopOnNaN(),
                     *self.stateful,
                     *self.snapshots,
-                    board,
-                    progress,
+                    *shown,
                     self.resume,
                 ],
                 shuffle=False,
                 verbose=0,
             )
         finally:
-            progress.close()
+            for each in shown:
+                if isinstance(each, callbacks.ProgressBar):
+                    each.close()
+
+    def _shown(self, first_step: int) -> list:
+        """What reports progress, in the first process only."""
+        if not distribution.is_chief(self.strategy):
+            return []
+        epochs = self.config.train.epochs
+        board = keras.callbacks.TensorBoard(self.folder / "logs", write_graph=False)
+        progress = callbacks.ProgressBar(epochs * self.steps, self.steps, epochs, first_step)
+        return [board, progress]
+
+    def _validation(self):
+        """The validation batches, where shapes are static without an incomplete one."""
+        batch_size, validation = self.config.evaluation.batch_size, self.datasets.validation
+        if validation is None or not self.has_static_shapes:
+            return validation and data.eval_pipeline(validation, batch_size)
+        return data.eval_pipeline(
+            validation, batch_size, limit=len(validation) // batch_size * batch_size
+        )
 
     def _stream(self, initial_epoch: int, first_batch: int, epochs: int | None = None):
         return data.train_pipeline(
@@ -222,20 +254,53 @@ class Training:
             epochs=epochs or initial_epoch + 1,
             initial_epoch=initial_epoch,
             first_batch=first_batch,
+            drop_remainder=self.has_static_shapes,
         )
 
     def _guard_stopped(self) -> bool:
         return any(getattr(each, "stopped_epoch", None) is not None for each in self.stateful)
 
 
-def prepare_training(config, output_dir) -> Training:
+def _check_shares(config, strategy) -> None:
+    """Raises a ValueError where a replica would never get an example, or shapes would vary."""
+    count = strategy.num_replicas_in_sync
+    for name in ("train", "evaluation"):
+        size = config[name].batch_size
+        if size < count:
+            raise ValueError(
+                f"More replicas than examples in a batch; expected {name}.batch_size of at least "
+                f"{count}; received {name}.batch_size={size}"
+            )
+        if distribution.needs_static_shapes(strategy) and size % count:
+            raise ValueError(
+                "Batches do not split evenly over the cores of the TPU; expected "
+                f"{name}.batch_size to be a multiple of {count}; received {size}"
+            )
+
+
+def _check_objective(model, has_static_shapes: bool) -> None:
+    if has_static_shapes and not model.objective.supports_jit:
+        raise ValueError(
+            "This objective has state of varying shape, which no TPU can compile; expected one "
+            "without (not free_at, not fast_at with initialization='previous'); received "
+            f"objective={type(model.objective).__name__}"
+        )
+
+
+def prepare_training(
+    config, output_dir, strategy: tf.distribute.Strategy | None = None
+) -> Training:
     """Checks everything and loads everything; raises before any training."""
-    return Training(config, output_dir)
+    remedy = f"start all workers again with the same command to train into {output_dir}"
+    with workers.explained_loss(strategy or tf.distribute.get_strategy(), remedy):
+        return Training(config, output_dir, strategy)
 
 
-def run_training(config, output_dir) -> HEAdversarialModel:
+def run_training(
+    config, output_dir, strategy: tf.distribute.Strategy | None = None
+) -> HEAdversarialModel:
     """Trains a configuration into a run folder, going on where an interrupted run stopped."""
-    return prepare_training(config, output_dir).run()
+    return prepare_training(config, output_dir, strategy).run()
 
 
 class _ResumeWithSignal(callbacks.ExactResume):
@@ -246,17 +311,22 @@ class _ResumeWithSignal(callbacks.ExactResume):
     def on_train_batch_end(self, batch, logs=None) -> None:
         super().on_train_batch_end(batch, logs)
         # After the last batch of an epoch `on_epoch_end` stops, so that its work is not lost.
-        if self.stop_requested and batch + 1 < self._steps:
+        if self._agreed[-1] and batch + 1 < self._steps:
             self.save()
             raise Interrupted
 
+    def wishes(self) -> list[bool]:
+        return [*super().wishes(), self.stop_requested]
+
     def on_test_batch_end(self, batch, logs=None) -> None:
-        if self.stop_requested:
-            raise Interrupted
+        self._stop_if_any_asks()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.stop_requested:
+        self._stop_if_any_asks()
+
+    def _stop_if_any_asks(self) -> None:
+        if any(workers.any_of(self.model.distribute_strategy, [self.stop_requested])):
             raise Interrupted
 
 

@@ -64,8 +64,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if not self._is_fusable(inputs, mask):
             return super().call(inputs, training=training, mask=mask)
         if not with_batch_statistics:
-            scale, shift = self._inference_scale_and_shift()
-            return scale_and_shift(inputs, scale, shift)
+            return scale_and_shift(inputs, *inference_scale_and_shift(self))
         if self._spans_replicas():
             return super().call(inputs, training=training, mask=mask)
         return self._normalized_by_batch(inputs)
@@ -127,13 +126,28 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self.compute_dtype,
         )
 
-    def _inference_scale_and_shift(self):
-        """Returns `gamma / sqrt(var + epsilon)` and `beta - mean * scale` of the moving values."""
-        scale = tf.math.rsqrt(_float32(self.moving_variance) + self.epsilon)
-        if self.gamma is not None:
-            scale = scale * _float32(self.gamma)
-        shift = -_float32(self.moving_mean) * scale
-        return scale, shift if self.beta is None else shift + _float32(self.beta)
+
+def inference_scale_and_shift(norm: keras.layers.BatchNormalization):
+    """Returns what a batch norm does in inference mode, in float32 and for each channel.
+
+    That is `gamma / sqrt(variance + epsilon)` and `beta - mean * scale` of the moving statistics.
+
+    Args:
+        norm: a built batch norm, Keras's or ours.
+
+    Example:
+        >>> import keras
+        >>> from he_keras.layers.batch_norm import inference_scale_and_shift
+        >>> norm = keras.layers.BatchNormalization(epsilon=3.0)
+        >>> norm.build((None, 4, 4, 1))
+        >>> [each.numpy().item() for each in inference_scale_and_shift(norm)]
+        [0.5, 0.0]
+    """
+    scale = tf.math.rsqrt(_float32(norm.moving_variance) + norm.epsilon)
+    if norm.gamma is not None:
+        scale = scale * _float32(norm.gamma)
+    shift = -_float32(norm.moving_mean) * scale
+    return scale, shift if norm.beta is None else shift + _float32(norm.beta)
 
 
 def scale_and_shift(inputs, scale, shift):

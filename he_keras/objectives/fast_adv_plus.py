@@ -81,7 +81,7 @@ class FastAdvPlus(FastAT):
         single_step = super().craft
         return tf.cond(
             self._count().read_value() > 0,
-            lambda: self.recovery_attack.perturb(Victim(model), images, labels, seed),
+            lambda: self.recovery_attack.perturb(Victim(model, streams=None), images, labels, seed),
             lambda: single_step(model, images, labels, seed),
         )
 

@@ -66,7 +66,7 @@ class FastAT(BufferedObjective):
 
     def craft(self, model, images, labels, seed=(0, 0)):
         """One step from the chosen start."""
-        victim = Victim(model, training=self.attack_training_mode)
+        victim = Victim(model, training=self.attack_training_mode, streams=None)
         if not self.has_buffer:
             return self.attack.perturb(victim, images, labels, seed)
         start = self.threat.project(images + self.noise.first_rows(tf.shape(images)[0]), images)

@@ -69,7 +69,7 @@ class NFGSM(Objective):
 
     def craft(self, model, images, labels, seed=(0, 0)):
         """Adds the noise and makes one step on the cross-entropy without margin."""
-        victim = Victim(model, training=self.attack_training_mode)
+        victim = Victim(model, training=self.attack_training_mode, streams=None)
         noisy = self.threat.random_start(images, seed, self.noise_ratio * self.threat.epsilon)
         gradient = loss_and_gradient(
             victim, lambda logits: losses.cross_entropy(logits, labels), noisy

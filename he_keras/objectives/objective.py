@@ -229,7 +229,7 @@ class IteratedObjective(Objective):
 
     def craft(self, model, images, labels, seed=(0, 0)):
         """Runs the adversary in inference mode and returns its last iterate."""
-        return self.attack.perturb(Victim(model), images, labels, seed)
+        return self.attack.perturb(Victim(model, streams=None), images, labels, seed)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

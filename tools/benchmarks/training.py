@@ -54,6 +54,8 @@ class Cell:
     @property
     def objective_settings(self) -> dict:
         """Keywords of the objective in he_keras."""
+        if self.objective == "standard":
+            return {}
         if self.objective == "free_at":
             return {"num_replays": self.num_replays, "step_size": self.step_size}
         if self.objective == "fast_at":

@@ -106,6 +106,10 @@ class _KerasSide:
         """Returns the bytes that training added to the process at its peak."""
         return _peak() - self._before
 
+    def resident(self) -> int:
+        """Returns the bytes that the process takes now."""
+        return _resident()
+
     def _run(self) -> float:
         return float(self._model.train_function(self._batches)["loss"])
 

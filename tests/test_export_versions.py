@@ -1,0 +1,200 @@
+"""Version folders: complete or absent, never shared, nothing of a killed exporter left."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import tensorflow as tf
+
+from he_keras.export import version_folders
+from he_keras.export.version_folders import write_version
+
+# Claims a place, says so, and waits to be killed.
+SLEEPER = """
+import sys, time
+from he_keras.export.version_folders import write_version
+def write(folder):
+    (folder / "half").write_text("x")
+    print("writing", flush=True)
+    time.sleep(600)
+write_version(sys.argv[1], write)
+"""
+LIMITED = """
+import resource, sys
+import keras
+import he_keras as he
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(500), keras.layers.Dense(3)])
+for limit in map(int, sys.argv[2:]):
+    # Python ignores the signal that comes with the error.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        he.export_saved_model(model, sys.argv[1])
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def touch(folder):
+    (folder / "saved_model.pb").touch()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_versions_increase_past_foreign_files(tmp_path):
+    for name in ("7", "8-old", "v9", "１２x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert write_version(tmp_path, touch) == tmp_path / "8"
+    assert write_version(str(tmp_path), touch) == tmp_path / "9"
+    assert names(tmp_path) == sorted(["7", "8", "9", "8-old", "v9", "１２x", "notes.txt"])
+
+
+def test_a_file_takes_a_number_too(tmp_path):
+    (tmp_path / "3").write_text("")
+    assert write_version(tmp_path, touch).name == "4"
+
+
+def test_written_aside_under_a_dot_name(tmp_path):
+    seen = []
+
+    def write(folder):
+        seen.append((folder.parent, folder.name[0], names(tmp_path)))
+        touch(folder)
+
+    version = write_version(tmp_path, write)
+    assert [(place, dot) for place, dot, _ in seen] == [(tmp_path, ".")]
+    assert all(not name.isdecimal() for _, _, found in seen for name in found)
+    assert names(version) == ["saved_model.pb"]
+
+
+def test_a_number_taken_meanwhile_is_not_overwritten(tmp_path):
+    def write(folder):
+        touch(folder)
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "theirs").touch()
+
+    assert write_version(tmp_path, write) == tmp_path / "2"
+    assert names(tmp_path / "1") == ["theirs"]
+
+
+def test_the_renaming_decides(tmp_path, monkeypatch):
+    """Somebody takes the number between the look and the renaming."""
+    rename = os.rename
+
+    def late(source, target):
+        if not target.exists() and target.name == "1":
+            target.mkdir()
+            (target / "theirs").touch()
+        rename(source, target)
+
+    monkeypatch.setattr(version_folders.os, "rename", late)
+    assert write_version(tmp_path, touch) == tmp_path / "2"
+    assert names(tmp_path / "1") == ["theirs"]
+
+
+def test_exporters_at_the_same_time(tmp_path):
+    barrier = threading.Barrier(8)
+    found = []
+
+    def write(folder):
+        (folder / "who").write_text(threading.current_thread().name)
+        barrier.wait()
+
+    def export():
+        version = write_version(tmp_path, write)
+        found.append((version.name, (version / "who").read_text(), threading.current_thread().name))
+
+    threads = [threading.Thread(target=export) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(version for version, *_ in found) == list("12345678")
+    assert all(wrote == thread for _, wrote, thread in found)
+    assert names(tmp_path) == list("12345678")
+
+
+def test_remains_are_removed_but_not_what_is_held(tmp_path):
+    for name in (".partial-1", ".partial-held", ".other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("x")
+    handle = os.open(tmp_path / ".partial-held", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        write_version(tmp_path, touch)
+    finally:
+        os.close(handle)
+    assert names(tmp_path) == [".other", ".partial-held", "1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError])
+def test_failure_leaves_nothing(tmp_path, error):
+    def write(folder):
+        touch(folder)
+        raise error("no")
+
+    with pytest.raises(error):
+        write_version(tmp_path, write)
+    assert names(tmp_path) == []
+
+
+def test_errors_of_tensorflow_are_errors_of_the_system(tmp_path):
+    def write(folder):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    with pytest.raises(OSError, match="expected room on the disk.*No space left on device"):
+        write_version(tmp_path, write)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
+def test_places_that_cannot_be_written(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="Cannot write the SavedModel; expected a writable folder"):
+        write_version(tmp_path / place, touch)
+
+
+def test_others_may_read_a_version(tmp_path):
+    """A server often runs as another user."""
+    umask = os.umask(0o022)
+    try:
+        assert write_version(tmp_path, touch).stat().st_mode & 0o777 == 0o755
+    finally:
+        os.umask(umask)
+
+
+@pytest.mark.slow
+def test_killed_exporter(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, tmp_path], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "writing\n"
+    # Alive, it keeps its place.
+    assert write_version(tmp_path, touch).name == "1"
+    assert len(names(tmp_path)) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert write_version(tmp_path, touch).name == "2"
+    assert names(tmp_path) == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_full_disk(tmp_path):
+    """A limit on the size of files stands for it: the same errors at the same places."""
+    limits = ("0", "1000", "60000")
+    answer = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path / "served", *limits],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["OSError"] * len(limits), answer.stdout
+    assert names(tmp_path / "served") == []

@@ -1,0 +1,194 @@
+"""The inference mode with batch norms folded into convolutions: the same network."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import he_keras as he
+from he_keras.layers.batch_norm import BatchNormalization
+from he_keras.networks.inference import InferenceNetwork
+
+SHAPE = (8, 8, 3)
+NETWORKS = {
+    "preact-resnet": lambda: he.networks.PreActResNet(SHAPE, (4, 8), (1, 1)),
+    "wide-resnet": lambda: he.networks.WideResNet(10, 1, SHAPE),
+    "mobilenet-v2": lambda: he.networks.get("mobilenet-v2", (32, 32, 3)),
+    "vgg-16-bn": lambda: he.networks.get("vgg-16-bn", (32, 32, 3)),
+    "lenet": lambda: he.networks.get("lenet", SHAPE[:2] + (1,), width=2),
+}
+
+
+def with_own_statistics(network):
+    """Moves every weight away from where folding could not be seen."""
+    generator = np.random.default_rng(0)
+    for weight in network.weights:
+        values = generator.uniform(0.5, 2.0, weight.shape)
+        if not weight.path.endswith("moving_variance"):
+            values = generator.normal(0.0, 0.3, weight.shape)
+        if weight.dtype.startswith("float"):
+            weight.assign(values)
+    return network
+
+
+def images_for(network, count=3):
+    shape = (count, *network.input_shape[1:])
+    return tf.constant(np.random.default_rng(1).uniform(0, 1, shape).astype("float32"))
+
+
+def output_and_gradient(function, images):
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        outputs = tf.cast(function(images), tf.float32)
+        total = tf.reduce_sum(outputs * tf.range(1.0, outputs.shape[-1] + 1.0))
+    return outputs.numpy(), tape.gradient(total, images).numpy()
+
+
+def hand_made(*, activation=None, dilation=1, reads_twice=False, norm_class=BatchNormalization):
+    """A convolution with bias and a batch norm behind it, with one thing changed."""
+    images = keras.Input(SHAPE)
+    x = keras.layers.Conv2D(
+        4, 3, padding="same", activation=activation, dilation_rate=dilation, name="conv"
+    )(images)
+    y = norm_class(name="norm")(x)
+    if reads_twice:
+        y = keras.layers.Add()([x, y])
+    return keras.Model(images, keras.layers.GlobalAveragePooling2D()(y))
+
+
+LARGE = ("mobilenet-v2", "vgg-16-bn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in LARGE)) for each in NETWORKS],
+)
+def test_outputs_and_gradients_are_the_networks(name):
+    network = with_own_statistics(NETWORKS[name]())
+    images = images_for(network)
+    fast = InferenceNetwork(network)
+    expected, gradient = output_and_gradient(lambda x: network(x, training=False), images)
+    outputs, own_gradient = output_and_gradient(fast, images)
+    np.testing.assert_allclose(outputs, expected, atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(own_gradient, gradient, atol=2e-4 * np.abs(gradient).max())
+
+
+def test_batch_norms_behind_convolutions_are_gone():
+    network = he.networks.PreActResNet(SHAPE, (4, 8), (1, 1))
+    graph = tf.function(InferenceNetwork(network)).get_concrete_function(images_for(network)).graph
+    kinds = [operation.type for operation in graph.get_operations()]
+    # Two blocks: the second norm of each follows a convolution, the first one and the last do not.
+    assert kinds.count("BiasAdd") == 2
+    assert not any("BatchNorm" in kind for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_folded"),
+    [
+        ({}, True),
+        ({"norm_class": keras.layers.BatchNormalization}, True),
+        ({"activation": "relu"}, False),
+        ({"dilation": 2}, False),
+        ({"reads_twice": True}, False),
+    ],
+)
+def test_only_what_is_the_same_is_folded(changes, is_folded):
+    network = with_own_statistics(hand_made(**changes))
+    fast = InferenceNetwork(network)
+    assert (id(network.get_layer("norm")) not in fast.weights()) == is_folded
+    images = images_for(network)
+    expected, gradient = output_and_gradient(lambda x: network(x, training=False), images)
+    outputs, own_gradient = output_and_gradient(fast, images)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(own_gradient, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_that_is_used_twice_keeps_its_norms():
+    images = keras.Input(SHAPE)
+    shared = keras.layers.Conv2D(3, 3, padding="same")
+    x = BatchNormalization()(shared(images))
+    x = BatchNormalization()(shared(x))
+    network = with_own_statistics(keras.Model(images, keras.layers.GlobalAveragePooling2D()(x)))
+    values = images_for(network)
+    np.testing.assert_allclose(
+        InferenceNetwork(network)(values), network(values, training=False), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_layers_in_between_run_in_inference_mode():
+    images = keras.Input(SHAPE)
+    x = keras.layers.Dropout(0.9)(keras.layers.Conv2D(3, 3)(images))
+    network = keras.Model(images, keras.layers.Flatten()(x))
+    values = images_for(network)
+    np.testing.assert_allclose(
+        InferenceNetwork(network)(values), network(values, training=False), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_variables_are_read_at_every_pass_unless_they_are_fixed():
+    model = he.HEAdversarialModel(NETWORKS["preact-resnet"](), he.CosineHead(3))
+    with_own_statistics(model.network)
+    images = images_for(model.network)
+    compiled = tf.function(lambda: model(images, training=False))
+    fixed, before = model.with_fixed_weights(), compiled().numpy()
+    np.testing.assert_allclose(fixed(images), before, rtol=1e-5)
+    for weight in model.network.weights:
+        weight.assign(weight * 1.1)
+    assert np.abs(compiled().numpy() - before).max() > 1e-3
+    np.testing.assert_allclose(fixed(images), before, rtol=1e-5)
+
+
+def test_an_attack_sees_the_weights_of_its_own_time():
+    """A compiled attack must not keep the weights that it was traced with."""
+    model = he.HEAdversarialModel(NETWORKS["preact-resnet"](), he.CosineHead(3))
+    attack = he.attacks.PGD(he.ThreatModel("linf", 0.1), num_steps=2, stop_when_broken=False)
+    images, labels = images_for(model.network, 6).numpy(), np.zeros(6, int)
+    attack(model, images, labels)
+    with_own_statistics(model.network)
+    again = attack(model, images, labels).x_adv
+    fresh = he.attacks.PGD(he.ThreatModel("linf", 0.1), num_steps=2, stop_when_broken=False)
+    np.testing.assert_array_equal(again, fresh(model, images, labels).x_adv)
+
+
+def test_half_precision_stays_as_close_to_float32_as_the_network():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        half = with_own_statistics(NETWORKS["preact-resnet"]())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    whole = NETWORKS["preact-resnet"]()
+    whole.set_weights(half.get_weights())
+    images = images_for(half, 16)
+    exact = whole(images, training=False).numpy()
+
+    def error(outputs):
+        return np.abs(np.asarray(tf.cast(outputs, tf.float32)) - exact).mean()
+
+    fast = InferenceNetwork(half)(images)
+    assert fast.dtype == tf.bfloat16
+    assert error(fast) <= 1.5 * error(half(images, training=False))
+
+
+def test_other_models_run_as_they_are():
+    class Doubled(keras.Model):
+        def call(self, inputs):
+            return 2.0 * super().call(inputs)
+
+    inputs = keras.Input(SHAPE)
+    assert not InferenceNetwork.is_supported(Doubled(inputs, keras.layers.Flatten()(inputs)))
+    sequential = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()])
+    assert not InferenceNetwork.is_supported(sequential)
+    model = he.HEAdversarialModel(sequential, keras.layers.Dense(3))
+    images = images_for(sequential)
+    np.testing.assert_array_equal(model(images, training=False), model.head(sequential(images)))
+
+
+def test_images_of_another_shape_are_refused_as_the_network_does():
+    network = NETWORKS["preact-resnet"]()
+    with pytest.raises(ValueError, match=r"expected shape=\(None, 8, 8, 3\)"):
+        InferenceNetwork(network)(tf.zeros([1, 9, 9, 3]))
+
+
+def test_keras_still_offers_what_this_builds_on():
+    """Its functional models must be recognised, else attacks silently lose their speed."""
+    assert InferenceNetwork.is_supported(NETWORKS["lenet"]())
