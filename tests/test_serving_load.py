@@ -35,12 +35,12 @@ def test_the_report_of_wrk_is_read():
 def test_the_table_has_medians():
     payload = serving.Payload("p", "serve_bytes", 1, 4)
     measured = [
-        serving.Measured(serving.Answered(speed, 1.0, 2.0, 1), ratio, 0.5)
+        serving.Measured(serving.Answered(speed, 1.0, 2.0, 1), ratio, 0.95, 0.5)
         for speed, ratio in ((100.0, 0.7), (300.0, 0.9), (200.0, 0.85))
     ]
     lines = serving._table({payload: measured}, [10.0, 1000.0, 300.0], 32).splitlines()
     assert "median 300 images/s (10 to 1,000)" in lines[0]
-    assert lines[2].split() == ["p", "4", "200", "0.85", "0.70-0.90", "0.50", "1", "2", "3"]
+    assert lines[2].split() == ["p", "4", "200", "0.85", "0.70-0.90", "0.95", "0.50", "1", "2", "3"]
 
 
 def test_the_program_wrk_is_needed(monkeypatch, tmp_path):

@@ -1,8 +1,8 @@
 """Requests answered by `tools/serve.py` beside what the model alone computes, on this machine.
 
 The server runs in a process of its own and `wrk` on loopback asks it, all on the same cores. In
-every round the model's own speed is measured before and after the requests, so that a ratio
-compares neighbours in time. Images are noise, which PNG cannot shrink: the most bytes to decode.
+every round the model's own speed is measured beside the requests, so that a ratio compares
+neighbours in time: on floats before, by the signature that the requests ask for after. Images are noise, which PNG cannot shrink: the most bytes to decode.
 """
 
 import base64
@@ -63,13 +63,15 @@ class Measured(NamedTuple):
 
     Attributes:
         answered: what wrk reports.
-        ratio: images per second beside those of the model alone.
-        cpu_ratio: processor time of an image in the model alone beside that in the server: the
-            same ratio, but for the client's time and whatever else the machine does.
+        ratio: images per second beside those of the model alone, on floats.
+        signature_ratio: the same beside the signature asked for, which may decode images too.
+        cpu_ratio: processor time of an image in the model alone, on floats, beside that in the
+            server: `ratio` without the client's time and whatever else the machine does.
     """
 
     answered: Answered
     ratio: float
+    signature_ratio: float
     cpu_ratio: float
 
 
@@ -100,24 +102,24 @@ def measure(model_dir: str, seconds: float, rounds: int, batch_size: int) -> str
         raise ValueError("No load generator; expected the program wrk; received none on the path")
     model = _OwnSpeed(model_dir, batch_size)
     payloads = [each for each in PAYLOADS if each.signature in model.signatures]
-    own: list[tuple[float, float]] = []
+    own: list[float] = []
     results: dict[Payload, list[Measured]] = {each: [] for each in payloads}
     with tempfile.TemporaryDirectory() as folder, _running_server(model_dir, batch_size) as url:
         scripts = {each: _script(each, model.image_shape, folder) for each in payloads}
         for payload in payloads:
             _ask(scripts[payload], payload, url, 1.0)
         for _ in range(rounds):
-            own.append(model.measure(seconds))
             for payload in payloads:
+                floats, cpu = model.measure("serving_default", seconds)
                 before = _processor_seconds(url)
                 answered = _ask(scripts[payload], payload, url, seconds)
                 spent = _processor_seconds(url) - before
-                own.append(model.measure(seconds))
-                speed, cpu = (statistics.mean(pair) for pair in zip(*own[-2:], strict=True))
+                signature, _ = model.measure(payload.signature, seconds)
+                own.append(floats)
                 images = answered.speed * max(1, round(seconds))
-                ratios = answered.speed / speed, cpu / (spent / images)
+                ratios = answered.speed / floats, answered.speed / signature, cpu * images / spent
                 results[payload].append(Measured(answered, *ratios))
-    return _table(results, [speed for speed, _ in own], batch_size)
+    return _table(results, own, batch_size)
 
 
 class _OwnSpeed:
@@ -132,22 +134,28 @@ class _OwnSpeed:
             raise ValueError(f"No model; expected a folder of versions; received {model_dir}")
         self._loaded = tf.saved_model.load(str(max(versions, key=lambda each: int(each.name))))
         self.signatures = self._loaded.signatures
-        self._run = self.signatures["serving_default"]
-        shape = self._run.structured_input_signature[1]["images"].shape
+        shape = self.signatures["serving_default"].structured_input_signature[1]["images"].shape
         self.image_shape = tuple(shape[1:])
-        images = np.random.default_rng(0).random((batch_size, *shape[1:]), np.float32)
-        self._images = tf.constant(images)
-        self._run(images=self._images)
+        self._batch_size = batch_size
+        integers = np.random.default_rng(0).integers(0, 256, (batch_size, *shape[1:]), np.uint8)
+        self._images = {
+            "serving_default": tf.constant(integers / np.float32(255)),
+            "serve_uint8": tf.constant(integers),
+        }
+        if "serve_bytes" in self.signatures:
+            self._images["serve_bytes"] = tf.stack([tf.io.encode_png(each) for each in integers])
 
-    def measure(self, seconds: float) -> tuple[float, float]:
+    def measure(self, signature: str, seconds: float) -> tuple[float, float]:
         """Returns images per second, and seconds of the processors for one image."""
+        run, images = self.signatures[signature], self._images[signature]
+        run(images=images)
         began, cpu_began, runs = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() - began < seconds:
-            self._run(images=self._images)["logits"].numpy()
+            run(images=images)["logits"].numpy()
             runs += 1
-        images = runs * len(self._images)
-        speed = images / (time.perf_counter() - began)
-        return speed, (time.process_time() - cpu_began) / images
+        count = runs * self._batch_size
+        speed = count / (time.perf_counter() - began)
+        return speed, (time.process_time() - cpu_began) / count
 
 
 @contextlib.contextmanager
@@ -236,7 +244,7 @@ def _table(results: dict[Payload, list[Measured]], own: list[float], batch_size:
         f"model alone, batches of {batch_size}: median {statistics.median(own):,.0f} images/s "
         f"({min(own):,.0f} to {max(own):,.0f})",
         f"{'payload':<24}{'clients':>8}{'images/s':>10}{'ratio':>7}{'from-to':>12}"
-        f"{'CPU ratio':>11}{'p50 ms':>8}{'p99 ms':>8}{'errors':>8}",
+        f"{'signature':>11}{'CPU':>6}{'p50 ms':>8}{'p99 ms':>8}{'errors':>8}",
     ]
     for payload, measured in results.items():
         answered = [each.answered for each in measured]
@@ -245,7 +253,7 @@ def _table(results: dict[Payload, list[Measured]], own: list[float], batch_size:
         lines.append(
             f"{payload.name:<24}{payload.connections:>8}{median('speed', answered):>10,.0f}"
             f"{statistics.median(ratios):>7.2f}{f'{min(ratios):.2f}-{max(ratios):.2f}':>12}"
-            f"{median('cpu_ratio', measured):>11.2f}{median('p50', answered):>8.0f}"
+            f"{median('signature_ratio', measured):>11.2f}{median('cpu_ratio', measured):>6.2f}{median('p50', answered):>8.0f}"
             f"{median('p99', answered):>8.0f}{sum(each.errors for each in answered):>8}"
         )
     return "\n".join(lines)
