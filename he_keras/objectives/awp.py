@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from he_keras.attacks.checks import check_number
-from he_keras.objectives import replicas
+from he_keras.distribution import replicas
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register
 from he_keras.objectives.shown_values import ShownValues

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks.checks import check_flag, check_number
-from he_keras.objectives import replicas
+from he_keras.distribution import replicas
 from he_keras.objectives.fast_at import FastAT
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register

@@ -66,7 +66,9 @@ def pass_counts(objective: str, num_steps: int, num_replays: int) -> PassCounts:
         # One clean pass for the adversary, two that are trained through.
         return PassCounts(num_steps + 3, num_steps + 2, 2)
     steps = 1 if objective == "fast_at" else num_steps
-    return PassCounts(steps + 1, steps + 1, 1)
+    # ALP trains through a clean pass as well.
+    trained = 2 if objective == "alp" else 1
+    return PassCounts(steps + trained, steps + trained, trained)
 
 
 class ConvolutionTimer:

@@ -126,11 +126,7 @@ def passes_of(objective: dict) -> PassCounts:
     """
     name = objective["name"]
     num_steps, num_replays = objective.get("num_steps", 1), objective.get("num_replays", 1)
-    passes = pass_counts(name, num_steps, num_replays)
-    if name != "alp":
-        return passes
-    # PGD-AT's, and the clean images are trained on too.
-    return PassCounts(*(each + 1 for each in passes))
+    return pass_counts(name, num_steps, num_replays)
 
 
 def multiply_adds(network: str, input_shape: tuple[int, int, int]) -> int:
