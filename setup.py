@@ -30,6 +30,18 @@ REQUIREMENTS = [
     "tqdm>=4.60,<5",
 ]
 
+# The oldest Python has no onnxruntime that was tried with the others.
+ONNX = [
+    f"{requirement}; python_version >= '3.11'"
+    for requirement in ("onnx>=1.23,<2", "onnxruntime>=1.31,<2", "tf2onnx>=1.17,<2")
+]
+SERVE = [
+    "aiohttp>=3.11,<4",
+    "orjson>=3.10,<4",
+    "prometheus_client>=0.21,<1",
+    "pysimdjson>=7.0,<8",
+]
+
 EXTRAS = {
     "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
     "bench": [
@@ -38,8 +50,8 @@ EXTRAS = {
         "foolbox>=3.3",
         "adversarial-robustness-toolbox>=1.18",
     ],
-    "onnx": ["onnx>=1.23,<2", "onnxruntime>=1.31,<2", "tf2onnx>=1.17,<2"],
-    "serve": ["tensorflow-serving-api>=2.18", "grpcio>=1.60"],
+    "onnx": ONNX,
+    "serve": SERVE,
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
     "dev": [
         "ruff>=0.12",
@@ -48,6 +60,8 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "selenium>=4.20",
+        *ONNX,
+        *SERVE,
     ],
 }
 

@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+import sys
 
 import pytest
 from programs import assert_one_line_error, run_here
@@ -80,8 +81,9 @@ def test_a_damaged_model(monkeypatch, capfd, tmp_path):
     assert_one_line_error(answer, "expected a version of m that loads; received 1: Cannot parse")
 
 
-def test_a_missing_library(monkeypatch, capfd, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
+@pytest.mark.parametrize("library", ["aiohttp", "orjson", "prometheus_client", "simdjson"])
+def test_a_missing_library(monkeypatch, capfd, tmp_path, library):
+    monkeypatch.setitem(sys.modules, library, None)
     answer = serve(monkeypatch, capfd, f"--model_dir={tmp_path}", "--port=0")
     assert_one_line_error(answer, "pip install he_keras[serve]")
 

@@ -12,7 +12,16 @@ import threading
 # Before anything imports TensorFlow, which reads it then.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_PROGRAMS = ("train", "evaluate", "analyze", "search", "export", "quickstart", "benchmark")
+_PROGRAMS = (
+    "train",
+    "evaluate",
+    "analyze",
+    "search",
+    "export",
+    "serve",
+    "quickstart",
+    "benchmark",
+)
 _USAGE = f"usage: he-keras {'|'.join(_PROGRAMS)} --flags (he-keras PROGRAM --help lists them)"
 _INTERRUPTED = 130
 

@@ -49,6 +49,7 @@ def _check_installed() -> None:
         import aiohttp  # noqa: F401
         import orjson  # noqa: F401
         import prometheus_client  # noqa: F401
+        import simdjson  # noqa: F401
     except ImportError as error:
         raise ValueError(
             "A library is missing; expected the extra, pip install he_keras[serve]; "

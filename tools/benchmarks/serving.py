@@ -2,7 +2,8 @@
 
 The server runs in a process of its own and `wrk` on loopback asks it, all on the same cores. In
 every round the model's own speed is measured beside the requests, so that a ratio compares
-neighbours in time: on floats before, by the signature that the requests ask for after. Images are noise, which PNG cannot shrink: the most bytes to decode.
+neighbours in time: on floats before, by the signature that the requests ask for after. Images are
+noise, which PNG cannot shrink: the most bytes to decode.
 """
 
 import base64
@@ -253,7 +254,8 @@ def _table(results: dict[Payload, list[Measured]], own: list[float], batch_size:
         lines.append(
             f"{payload.name:<24}{payload.connections:>8}{median('speed', answered):>10,.0f}"
             f"{statistics.median(ratios):>7.2f}{f'{min(ratios):.2f}-{max(ratios):.2f}':>12}"
-            f"{median('signature_ratio', measured):>11.2f}{median('cpu_ratio', measured):>6.2f}{median('p50', answered):>8.0f}"
+            f"{median('signature_ratio', measured):>11.2f}{median('cpu_ratio', measured):>6.2f}"
+            f"{median('p50', answered):>8.0f}"
             f"{median('p99', answered):>8.0f}{sum(each.errors for each in answered):>8}"
         )
     return "\n".join(lines)
