@@ -317,6 +317,8 @@ def test_a_port_that_is_taken(chief, monkeypatch):
     import socket
 
     with socket.socket() as taken:
+        # As another chief's: without care, gRPC would share it.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         become(monkeypatch, "chief", taken.getsockname()[1])
