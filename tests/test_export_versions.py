@@ -99,7 +99,7 @@ def test_the_renaming_decides(tmp_path, monkeypatch):
 
 
 def test_exporters_at_the_same_time(tmp_path):
-    barrier = threading.Barrier(8)
+    barrier = threading.Barrier(8, timeout=60)
     found = []
 
     def write(folder):
@@ -118,6 +118,22 @@ def test_exporters_at_the_same_time(tmp_path):
     assert sorted(version for version, *_ in found) == list("12345678")
     assert all(wrote == thread for _, wrote, thread in found)
     assert names(tmp_path) == list("12345678")
+
+
+def test_a_folder_that_is_removed_before_it_is_held(tmp_path, monkeypatch):
+    """Another exporter, at its start, takes the new folder for one that was left behind."""
+    removed = []
+
+    def late(path, *settings):
+        if not removed:
+            removed.append(path)
+            path.rmdir()
+        return open_file(path, *settings)
+
+    open_file = os.open
+    monkeypatch.setattr(version_folders.os, "open", late)
+    assert write_version(tmp_path, touch) == tmp_path / "1"
+    assert len(removed) == 1
 
 
 def test_remains_are_removed_but_not_what_is_held(tmp_path):

@@ -61,15 +61,17 @@ def _held_folder(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     while True:
         folder = directory / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
         folder.mkdir()
-        try:
-            with _lock(folder):
-                # Between the two calls somebody may have taken it for an abandoned one.
-                if not folder.exists():
-                    continue
+        with contextlib.ExitStack() as stack:
+            # Between the calls somebody may take it for an abandoned one, and remove it.
+            with contextlib.suppress(FileNotFoundError):
+                stack.enter_context(_lock(folder))
+            if not folder.exists():
+                continue
+            try:
                 yield folder
                 return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def heartbeat(folder: pathlib.Path, timeout_seconds: float) -> Iterator[None]:
 
 def serve(oracle) -> None:
     """Answers the workers until there is nothing left to do and they have gone."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
 
@@ -91,7 +91,7 @@ def serve(oracle) -> None:
 
 def connect(client, is_over: Callable[[], bool]) -> bool:
     """Connects a worker to the chief, however long that takes; False if the search is over."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc
     from keras_tuner.src import protos
 
     options = [("grpc.service_config", json.dumps(_RETRIES)), ("grpc.enable_retries", 1)]

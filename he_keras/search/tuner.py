@@ -152,7 +152,7 @@ def join(tuner, is_over: Callable[[], bool]) -> bool:
 
 def run_trials(tuner) -> None:
     """Runs what is left, in the role that the environment variables give to this process."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc
     from keras_tuner import errors
 
     # Before the first trial: otherwise a search that is killed in it would begin anew.

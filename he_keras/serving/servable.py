@@ -141,7 +141,7 @@ class Servable:
 
 
 def _read_definitions(folder: pathlib.Path) -> dict:
-    from google.protobuf import json_format  # type: ignore[import-untyped]
+    from google.protobuf import json_format
     from tensorflow.core.protobuf import saved_model_pb2
 
     content = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
