@@ -113,7 +113,7 @@ def test_components_are_checked(components, message):
 
 def test_it_cannot_run_inside_a_training_step():
     with pytest.raises(TypeError, match="single attack"):
-        Ensemble(THREAT, [FGSM(THREAT)]).perturb(None, None, None, None)
+        Ensemble(THREAT, [FGSM(THREAT)]).perturb(attacks.Victim(linear), None, None, None)
 
 
 def test_configuration_survives_serialization():
