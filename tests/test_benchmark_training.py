@@ -1,0 +1,102 @@
+"""The training benchmarks: what they count, compare and store."""
+
+import keras
+import numpy as np
+import pytest
+
+import he_keras as he
+from he_keras_tools.benchmarks import convolutions, growth, guard, training
+from he_keras_tools.benchmarks.training import Cell, Result
+
+
+def result(**seconds):
+    """A result of one second a step, and what the others took."""
+    names = {"bound": "convolutions", "linear": "he_keras-linear"}
+    timed = {"he_keras": 1.0}
+    timed |= {names.get(name, f"torch:{name}"): value for name, value in seconds.items()}
+    cell = Cell("pgd_at", "float32", "preact-resnet-small", 10)
+    return Result(cell, timed, {"he_keras": 2.0}, {"he_keras": 10**6}, 5 * 10**8, 4e10, 0.0, 0.0)
+
+
+def test_ratios():
+    found = result(bound=0.9, linear=0.8, eager=1.5, fast=1.2)
+    assert found.best_peer == "torch:fast"
+    assert found.ratio == 1.2
+    assert found.share_of_bound == 0.9
+    assert found.head_cost == 1.25
+    assert found.flops == 2 * 5e8 * 10
+    assert training.line(found).split()[7:10] == ["0.25", "0.900", "1.250"]
+
+
+def test_without_peers_there_is_no_ratio():
+    found = result()
+    assert np.isnan([found.ratio, found.share_of_bound, found.head_cost]).all()
+    assert training.summary([found]).endswith("no peer measured")
+
+
+def test_geometric_mean_by_objective():
+    text = training.summary([result(eager=1.0), result(eager=4.0)])
+    assert text == "geometric mean of the ratios: pgd_at 2.000 (lowest 1.000)"
+
+
+def test_tools_that_do_other_work_are_not_compared():
+    ours = {"loss": 2.0, "logits": np.array([1.0, -4.0])}
+    same = {"loss": 2.02, "logits": np.array([1.0, -3.96])}
+    cell = Cell("pgd_at", "float32", "preact-resnet-small", 10)
+    loss, logit = training._checked(cell, {"he_keras": ours, "torch:eager": same})
+    assert (loss, logit) == pytest.approx((0.01, 0.01))
+    other = {**same, "loss": 2.2}
+    with pytest.raises(RuntimeError, match="do not do the same work"):
+        training._checked(cell, {"he_keras": ours, "torch:eager": other})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "positions"),
+    [(3, 1, "SAME", 64), (3, 2, "SAME", 16), (3, 1, "VALID", 36), (1, 1, "VALID", 64)],
+)
+def test_multiply_accumulates(kernel, stride, padding, positions):
+    one = convolutions.Convolution((8, 8, 2), (kernel, kernel, 2, 5), stride, padding)
+    assert one.multiply_accumulates == positions * kernel * kernel * 2 * 5
+
+
+def test_every_convolution_of_a_network_is_counted():
+    network = he.networks.get("preact-resnet-small", (32, 32, 3))
+    found = convolutions.convolutions_of(network)
+    layers = [layer for layer in network.layers if isinstance(layer, keras.layers.Conv2D)]
+    assert len(found) == len(layers) == 9
+    assert 47e6 < sum(each.multiply_accumulates for each in found) < 50e6
+
+
+def test_regressions_are_those_beyond_the_tolerance():
+    stored = {f"net pgd_at float32 {name}": 1.0 for name in guard._BETTER}
+    slower = {
+        "net pgd_at float32 share_of_bound": 0.7,
+        "net pgd_at float32 head_cost": 1.4,
+        "net pgd_at float32 over_torch": 0.8,
+        "other net pgd_at float32 head_cost": 9.0,
+    }
+    found = [line.split(":")[0].rsplit(" ", 1)[1] for line in guard.regressions(slower, stored)]
+    assert found == ["share_of_bound", "head_cost"]
+    assert guard.regressions({name: float("nan") for name in stored}, stored)
+    faster = {name: 0.5 if name.endswith("cost") else 2.0 for name in stored}
+    assert guard.regressions(faster, stored) == []
+
+
+def test_growth_fits_a_line_to_the_attack_alone():
+    steps = {count: 0.5 + 0.2 * count + (0.1 if count else 0.0) for count in (0, 1, 5, 10)}
+    found = growth.Growth("net", "float32", steps, dict.fromkeys(steps, 1.0), {16: 1.0}, [(1, 1)])
+    assert found.line == pytest.approx((0.2, 0.1))
+    assert found.intercept == pytest.approx(0.1 / 2.6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", training.OBJECTIVES)
+def test_a_cell(objective, tmp_path):
+    tools = ["he_keras", "he_keras-linear", "convolutions"]
+    cells = training.cells([objective], ["float32"], ["preact-resnet-small"], [4])
+    text = training.measure(cells, tools, 1, tmp_path / "out.json")
+    found = training.measure_cell(cells[0], tools, 1)
+    assert objective in text and (tmp_path / "out.json").exists()
+    assert 0 < found.share_of_bound < 1.5
+    assert found.first_step["he_keras"] > found.seconds["he_keras"] > 0
+    assert found.peak_memory["he_keras"] > 0
