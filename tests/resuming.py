@@ -1,28 +1,11 @@
 """A training on several replicas, stopped in the middle of an epoch and resumed by a new model."""
 
-import keras
 import numpy as np
 import tensorflow as tf
 import test_distributed
+from stopping import Stop, StopAfter
 
 import he_keras as he
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAfter(keras.callbacks.Callback):
-    """Raises after so many batches."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Stop
 
 
 def fit(model, path, place=(0, 0), batches=100):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tiny_config
 from run_comparison import assert_same_run
+from stopping import Stop, StopAfter
 
 import he_keras as he
 from he_keras import callbacks, objectives
@@ -197,23 +198,6 @@ def test_wrong_arguments_are_refused(make, message):
 # Exact resume of all of it
 
 
-class Killed(Exception):
-    pass
-
-
-class KillAt(keras.callbacks.Callback):
-    """Ends the run after a number of batches, before the checkpoint of that batch."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Killed
-
-
 def recovering_config(**settings):
     config = tiny_config.get_config()
     with config.unlocked():
@@ -230,10 +214,11 @@ def test_a_killed_run_ends_as_if_never_killed(tmp_path, reaction, batches):
     config = recovering_config(guard_on_collapse=reaction)
     prepare_training(config, tmp_path / "reference").run()
     killed = prepare_training(config, tmp_path / "killed")
-    killed.stateful.append(KillAt(batches))
+    # Before the checkpoint of that batch.
+    killed.stateful.append(StopAfter(batches))
     try:
         killed.run()
-    except Killed:
+    except Stop:
         prepare_training(config, tmp_path / "killed").run()
     assert_same_run(tmp_path / "killed", tmp_path / "reference")
     looks = [read_looks(tmp_path / name / "guard.csv") for name in ("killed", "reference")]

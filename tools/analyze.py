@@ -92,20 +92,11 @@ def _subject(name: str, path: pathlib.Path, examples: dict):
         raise ValueError(
             f"No data set; expected --data=NAME for a model without {_CONFIG}; received {path}"
         )
-    _apply_flags(config)
+    cli.override_data_and_threat(config, _DATA.value, _DATA_DIR.value, _NORM.value, _EPSILON.value)
     threat = experiment.build_threat(config)
     images, labels = _examples(config, threat, examples)
     folder = path if path.is_dir() else None
     return Subject(name, model, images, labels, threat, settings, folder)
-
-
-def _apply_flags(config) -> None:
-    with config.unlocked():
-        if _DATA.value:
-            config.data.update({"name": _DATA.value, "synthetic": False, "test_examples": 0})
-        config.data.data_dir = _DATA_DIR.value or config.data.data_dir
-        config.threat.norm = _NORM.value or config.threat.norm
-        config.threat.epsilon = _EPSILON.value or config.threat.epsilon
 
 
 def _examples(config, threat, examples: dict):

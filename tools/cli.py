@@ -41,6 +41,16 @@ def fail(message: str, exit_code: int = 2) -> None:
     raise SystemExit(exit_code)
 
 
+def override_data_and_threat(config, data, data_dir, norm, epsilon) -> None:
+    """Puts flags into a configuration; those that are None or empty change nothing."""
+    with config.unlocked():
+        if data:
+            config.data.update({"name": data, "synthetic": False, "test_examples": 0})
+        config.data.data_dir = data_dir or config.data.data_dir
+        config.threat.norm = norm or config.threat.norm
+        config.threat.epsilon = epsilon or config.threat.epsilon
+
+
 def interrupted(message: str) -> None:
     """Prints one line and exits as a program that Ctrl-C ends."""
     print(message)

@@ -208,12 +208,8 @@ def _config():
     if not _RUN.value and not _DATA.value:
         raise ValueError("No data set; expected --data=NAME with --model; received none")
     config = experiment.read_config(_RUN.value) if _RUN.value else experiment.default_config()
+    cli.override_data_and_threat(config, _DATA.value, _DATA_DIR.value, _NORM.value, _EPSILON.value)
     with config.unlocked():
-        if _DATA.value:
-            config.data.update({"name": _DATA.value, "synthetic": False, "test_examples": 0})
-        config.data.data_dir = _DATA_DIR.value or config.data.data_dir
-        config.threat.norm = _NORM.value or config.threat.norm
-        config.threat.epsilon = _EPSILON.value or config.threat.epsilon
         config.evaluation.attacks = tuple(_ATTACKS.value or config.evaluation.attacks)
         config.evaluation.step_size = _STEP_SIZE.value or config.evaluation.step_size
     return config

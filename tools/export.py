@@ -94,12 +94,7 @@ def _config(run: pathlib.Path | None):
     from he_keras import experiment
 
     config = experiment.read_config(run) if run else experiment.default_config()
-    with config.unlocked():
-        if _DATA.value:
-            config.data.update({"name": _DATA.value, "synthetic": False, "test_examples": 0})
-        config.data.data_dir = _DATA_DIR.value or config.data.data_dir
-        config.threat.norm = _NORM.value or config.threat.norm
-        config.threat.epsilon = _EPSILON.value or config.threat.epsilon
+    cli.override_data_and_threat(config, _DATA.value, _DATA_DIR.value, _NORM.value, _EPSILON.value)
     return config
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_FUSED_DTYPES = ("float32", "bfloat16", "float16")
+FUSED_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -72,7 +72,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def _is_fusable(self, inputs, mask) -> bool:
         is_last = self.axis in (-1, len(inputs.shape) - 1)
         is_plain = mask is None and not self.renorm
-        return is_plain and is_last and len(inputs.shape) == 4 and inputs.dtype in _FUSED_DTYPES
+        return is_plain and is_last and len(inputs.shape) == 4 and inputs.dtype in FUSED_DTYPES
 
     def _spans_replicas(self) -> bool:
         return self.synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1

@@ -7,6 +7,7 @@ cast to half precision) can be computed once for many passes: an attack's variab
 """
 
 import collections
+import functools
 import inspect
 from typing import Any
 
@@ -14,12 +15,12 @@ import keras
 import tensorflow as tf
 
 from he_keras.layers.batch_norm import (
+    FUSED_DTYPES,
     BatchNormalization,
     inference_scale_and_shift,
     scale_and_shift,
 )
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _NORMS = (BatchNormalization, keras.layers.BatchNormalization)
 
 
@@ -51,6 +52,11 @@ class InferenceNetwork:
         }
         self._norms = {id(node.operation): node.operation for node in nodes if _is_plain_norm(node)}
         self._folded = self._folded_norms(nodes)
+        self._takes_training = {
+            id(node.operation)
+            for node in nodes
+            if "training" in inspect.signature(node.operation.call).parameters
+        }
 
     @staticmethod
     def is_supported(network) -> bool:
@@ -121,7 +127,8 @@ class InferenceNetwork:
         if key in self._convolutions:
             return lambda inputs, **_: _convolved(operation, inputs, *weights[key])
         if key not in self._norms:
-            return _in_inference_mode(operation)
+            in_inference_mode = functools.partial(operation, training=False)
+            return in_inference_mode if key in self._takes_training else operation
         if key not in weights:
             return lambda inputs, **_: inputs
         return lambda inputs, **_: scale_and_shift(
@@ -132,7 +139,7 @@ class InferenceNetwork:
 def _is_plain_convolution(node) -> bool:
     """Whether all that the layer does is a convolution and perhaps a bias."""
     operation = node.operation
-    if type(operation) is not keras.layers.Conv2D or operation.compute_dtype not in _DTYPES:
+    if type(operation) is not keras.layers.Conv2D or operation.compute_dtype not in FUSED_DTYPES:
         return False
     is_linear = operation.activation is keras.activations.linear
     is_dense = tuple(operation.dilation_rate) == (1, 1) and operation.groups == 1
@@ -143,7 +150,7 @@ def _is_plain_convolution(node) -> bool:
 def _is_plain_norm(node) -> bool:
     """Whether the layer normalises the channels of images, in a dtype that the kernels take."""
     operation = node.operation
-    if type(operation) not in _NORMS or operation.compute_dtype not in _DTYPES:
+    if type(operation) not in _NORMS or operation.compute_dtype not in FUSED_DTYPES:
         return False
     is_image = len(node.input_tensors[0].shape) == 4
     return is_image and operation.axis in (-1, 3) and not getattr(operation, "renorm", False)
@@ -168,10 +175,3 @@ def _convolved(convolution, inputs, kernel, bias):
         padding=convolution.padding.upper(),
     )
     return outputs if bias is None else tf.nn.bias_add(outputs, bias)
-
-
-def _in_inference_mode(operation):
-    """The operation, with `training=False` where it takes that argument."""
-    if "training" not in inspect.signature(operation.call).parameters:
-        return operation
-    return lambda *args, **kwargs: operation(*args, **{**kwargs, "training": False})

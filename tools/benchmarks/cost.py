@@ -9,12 +9,16 @@ Two speeds stand in the table: the one that a training pass of PreActResNet-18 r
 machine, measured, and the one that the flag --tflops assumes for a device that is not here.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 
-from he_keras_tools.benchmarks.convolutions import PassCounts, convolutions_of, pass_counts
+from he_keras_tools.benchmarks.convolutions import (
+    PassCounts,
+    best_seconds,
+    convolutions_of,
+    pass_counts,
+)
 
 _MEASURED_NETWORK = "preact-resnet-18"
 _HOUR = 3600.0
@@ -159,12 +163,7 @@ def measured_speed(batch_size: int, rounds: int) -> float:
         gradients = tape.gradient(loss, [images, *network.trainable_variables])
         return tf.add_n([tf.reduce_sum(each) for each in gradients])
 
-    training_pass()
-    best = np.inf
-    for _ in range(rounds):
-        began = time.perf_counter()
-        training_pass().numpy()
-        best = min(best, time.perf_counter() - began)
+    best = best_seconds(training_pass, rounds)
     passes = 1 + 2
     forward = _MULTIPLY_ADD * multiply_adds(_MEASURED_NETWORK, (32, 32, 3))
     return batch_size * passes * forward / best

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from he_keras_tools.benchmarks.memory import resident
+
 #: Examples whose logits are compared after the first step.
 _COMPARED = 32
 
@@ -71,7 +73,31 @@ def _build(tool: str, cell):
     return _KerasSide(cell, has_head=tool == "he_keras")
 
 
-class _KerasSide:
+class _Side:
+    """What the parent asks of either framework."""
+
+    _before: int
+
+    def _run(self) -> float:
+        """Trains on the batch and returns the loss."""
+        raise TypeError(f"Expected one framework's side; received {type(self).__name__}")
+
+    def step(self) -> float:
+        """Returns the seconds of one step."""
+        began = time.perf_counter()
+        self._run()
+        return time.perf_counter() - began
+
+    def memory(self) -> int:
+        """Returns the bytes that training added to the process at its peak."""
+        return resident("VmHWM") - self._before
+
+    def resident(self) -> int:
+        """Returns the bytes that the process takes now."""
+        return resident("VmRSS")
+
+
+class _KerasSide(_Side):
     """he_keras: the training function of `fit`, on one batch that is fed again and again."""
 
     def __init__(self, cell, has_head: bool = True) -> None:
@@ -82,7 +108,7 @@ class _KerasSide:
         self._images, labels = example_batch(cell)
         data = tf.data.Dataset.from_tensors((self._images, labels)).cache().repeat()
         self._batches = iter(data.prefetch(2))
-        self._before = _resident()
+        self._before = resident("VmRSS")
         self._cell, self._has_head = cell, has_head
         self._model: Any = None
 
@@ -96,25 +122,11 @@ class _KerasSide:
         logits = self._model(self._images[:_COMPARED], training=False).numpy()
         return {"seconds": seconds, "loss": loss, "logits": logits}
 
-    def step(self) -> float:
-        """Returns the seconds of one step."""
-        began = time.perf_counter()
-        self._run()
-        return time.perf_counter() - began
-
-    def memory(self) -> int:
-        """Returns the bytes that training added to the process at its peak."""
-        return _peak() - self._before
-
-    def resident(self) -> int:
-        """Returns the bytes that the process takes now."""
-        return _resident()
-
     def _run(self) -> float:
         return float(self._model.train_function(self._batches)["loss"])
 
 
-class _TorchSide:
+class _TorchSide(_Side):
     """PyTorch, from the weights of the same Keras model."""
 
     def __init__(self, cell, variant: str) -> None:
@@ -132,7 +144,7 @@ class _TorchSide:
         self._start = attack_start(cell, self._images, seed)
         del model
         self._cell, self._variant = cell, variant
-        self._before = _resident()
+        self._before = resident("VmRSS")
         self._training: Any = None
 
     def first(self) -> dict:
@@ -148,7 +160,7 @@ class _TorchSide:
             torch.from_numpy(self._labels.astype("int64")),
             self._training.tensor(self._start),
         )
-        loss = self._training.step(*self._batch)
+        loss = self._run()
         seconds = time.perf_counter() - began
         return {
             "seconds": seconds,
@@ -156,15 +168,8 @@ class _TorchSide:
             "logits": self._training.predict(self._batch[0][:_COMPARED]),
         }
 
-    def step(self) -> float:
-        """Returns the seconds of one step."""
-        began = time.perf_counter()
-        self._training.step(*self._batch)
-        return time.perf_counter() - began
-
-    def memory(self) -> int:
-        """Returns the bytes that training added to the process at its peak."""
-        return _peak() - self._before
+    def _run(self) -> float:
+        return self._training.step(*self._batch)
 
 
 class _Convolutions:
@@ -233,13 +238,3 @@ def attack_start(cell, images, seed):
     kind = cell.objective_settings.get("random_start", False)
     threat = he.ThreatModel("linf", cell.epsilon)
     return np.array(draw_start(threat, kind, images, seed))
-
-
-def _resident(field: str = "VmRSS") -> int:
-    from he_keras_tools.benchmarks.memory import resident
-
-    return resident(field)
-
-
-def _peak() -> int:
-    return _resident("VmHWM")
