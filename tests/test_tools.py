@@ -5,6 +5,7 @@ import json
 import pathlib
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +78,44 @@ def test_ctrl_c_before_training_is_no_traceback(monkeypatch, capsys):
         cli.run(lambda argv: None)
     assert end.value.code == 128 + signal.SIGINT
     assert capsys.readouterr().out == "Interrupted\n"
+
+
+class _InterruptedAtTheEnd:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def _drop_it():
+    _InterruptedAtTheEnd()
+    time.sleep(30)
+
+
+def _change_it():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise SystemError("bad argument to internal function") from None
+
+
+def _refuse_it():
+    with cli.one_line_errors():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("cannot be converted") from None
+
+
+@pytest.mark.parametrize("work", [_drop_it, _change_it, _refuse_it])
+def test_ctrl_c_is_not_lost(monkeypatch, capsys, work):
+    """A finaliser drops it, TensorFlow makes another error of it: the program ends all the same."""
+    monkeypatch.setattr(app, "run", lambda *args, **kwargs: work())
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda argv: None)
+    assert end.value.code == 128 + signal.SIGINT
+    answer = capsys.readouterr()
+    assert (answer.out, answer.err) == ("Interrupted\n", "")
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
 # Real processes: nothing but the one line may appear, TensorFlow's own messages included

@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 
+from he_keras_tools import interrupts
+
 # Before anything imports TensorFlow, which reads it then.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,7 +25,8 @@ _PROGRAMS = (
     "benchmark",
 )
 _USAGE = f"usage: he-keras {'|'.join(_PROGRAMS)} --flags (he-keras PROGRAM --help lists them)"
-_INTERRUPTED = 130
+_INTERRUPTED = "Interrupted"
+_INTERRUPTED_CODE = 130
 
 
 @contextlib.contextmanager
@@ -37,6 +40,8 @@ def one_line_errors():
 
 def fail(message: str, exit_code: int = 2) -> None:
     """Prints one line and exits."""
+    if interrupts.was_asked():
+        interrupted(_INTERRUPTED)
     print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
     raise SystemExit(exit_code)
 
@@ -54,7 +59,7 @@ def override_data_and_threat(config, data, data_dir, norm, epsilon) -> None:
 def interrupted(message: str) -> None:
     """Prints one line and exits as a program that Ctrl-C ends."""
     print(message)
-    raise SystemExit(_INTERRUPTED)
+    raise SystemExit(_INTERRUPTED_CODE)
 
 
 def end_at_once_on_interrupt(message: str) -> None:
@@ -72,7 +77,7 @@ def end_at_once_on_interrupt(message: str) -> None:
     def wait() -> None:
         os.read(read_end, 1)
         print(f"\n{message}", flush=True)
-        os._exit(_INTERRUPTED)
+        os._exit(_INTERRUPTED_CODE)
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -88,10 +93,15 @@ def run(main) -> None:
     """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
     from absl import app
 
-    try:
-        app.run(main, flags_parser=functools.partial(parse_flags, main))
-    except KeyboardInterrupt:
-        interrupted("Interrupted")
+    with interrupts.kept():
+        try:
+            app.run(main, flags_parser=functools.partial(parse_flags, main))
+        except KeyboardInterrupt:
+            interrupted(_INTERRUPTED)
+        except Exception:
+            if not interrupts.was_asked():
+                raise
+            interrupted(_INTERRUPTED)
 
 
 def parse_flags(main, argv) -> list[str]:
