@@ -6,6 +6,7 @@ code does. HE is written with `torch.nn.functional.normalize`; the margin enters
 """
 
 import contextlib
+import statistics
 
 import numpy as np
 import torch
@@ -114,16 +115,18 @@ class TorchTraining:
         epsilon = self._cell.epsilon
         if self._noise is None:
             self._noise = torch.zeros_like(images)
+        losses = []
         for _ in range(self._cell.num_replays):
             noise = self._noise.clone().requires_grad_(True)
 
             def loss(noise=noise):
                 return self._training_loss(self._run((images + noise).clamp(0.0, 1.0)), labels)
 
-            value = self._update(loss)
+            losses.append(self._update(loss))
             step = self._cell.step_size * noise.grad.sign()
             self._noise = (self._noise + step).clamp(-epsilon, epsilon)
-        return value
+        # As the progress bar of `fit` shows it.
+        return statistics.fmean(losses)
 
     def _ascend(self, images, start, loss_of, num_steps: int):
         epsilon, step_size = self._cell.epsilon, self._cell.step_size

@@ -26,6 +26,8 @@ WITHOUT_HEAD = "he_keras-linear"
 BOUND = "convolutions"
 #: Relative difference of losses and logits that rounding explains (signs of gradients near zero).
 TOLERANCE = {"float32": 2e-2, "mixed_bfloat16": 2e-1}
+#: FreeAT feeds the signs into its next update: PyTorch's own layouts differ by 0.1 after four.
+LOGIT_TOLERANCE_AFTER_REPLAYS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +192,13 @@ def _checked(cell: Cell, first: dict) -> tuple[float, float]:
         scale = np.abs(ours["logits"]).max()
         logit = max(logit, float(np.abs(theirs["logits"] - ours["logits"]).max() / scale))
     tolerance = TOLERANCE[cell.dtype]
-    if not max(loss, logit) <= tolerance:
+    is_replayed = cell.objective == "free_at" and cell.num_replays > 1
+    logit_tolerance = LOGIT_TOLERANCE_AFTER_REPLAYS if is_replayed else tolerance
+    if not (loss <= tolerance and logit <= logit_tolerance):
         raise RuntimeError(
             f"The tools do not do the same work in {cell}; expected the losses of the first step "
-            f"and the logits after it within {tolerance}; received differences of {loss:.2g} and "
-            f"{logit:.2g}"
+            f"within {tolerance} and the logits after it within {logit_tolerance}; received "
+            f"differences of {loss:.2g} and {logit:.2g}"
         )
     return loss, logit
 
