@@ -11,7 +11,7 @@ from search_folders import Trials
 
 import he_keras as he
 from he_keras import search
-from he_keras.search.pareto import on_front
+from he_keras.search.pareto import draw_pareto, on_front
 from he_keras.search.space import Range
 
 THREAT = he.ThreatModel("linf", 0.1)
@@ -139,9 +139,21 @@ def test_role(monkeypatch, tuner_id, port, expected):
     assert search.role() == expected
 
 
-@pytest.mark.parametrize(("tuner_id", "port"), [("", 8000), ("w1", ""), ("w1", "x"), ("w1", 70000)])
-def test_incomplete_addresses(monkeypatch, tuner_id, port):
+@pytest.mark.parametrize(
+    ("tuner_id", "address", "port"),
+    [
+        ("", "127.0.0.1", 8000),
+        ("w1", "127.0.0.1", ""),
+        ("w1", "127.0.0.1", "x"),
+        ("w1", "127.0.0.1", 70000),
+        # Without the chief's address each worker would do the whole search, in one folder.
+        ("w1", "", 8000),
+        ("w1", "", ""),
+    ],
+)
+def test_incomplete_addresses(monkeypatch, tuner_id, address, port):
     search_folders.become(monkeypatch, tuner_id, port)
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", address)
     with pytest.raises(ValueError, match="Incomplete addresses of the search; expected KERASTUNER"):
         search.role()
 
@@ -160,7 +172,10 @@ def test_objectives(objective, loss, steps):
 
 @pytest.mark.parametrize(
     "objective",
-    ["pgd-20", "apgd-ce-20", "margin-pgd", "margin-pgd-0", "margin-pgd-x", "robust_accuracy", ""],
+    [
+        *("pgd-20", "apgd-ce-20", "margin-pgd", "margin-pgd-0", "margin-pgd-x", "margin-pgd-²"),
+        *("robust_accuracy", ""),
+    ],
 )
 def test_wrong_objectives(objective):
     with pytest.raises(ValueError, match="Unknown objective of a search; expected one of margin"):
@@ -280,6 +295,28 @@ def test_hyperband_trains_the_better_ones_longer_and_in_one_folder(tmp_path):
 def test_front():
     points = [(0.9, 0.3), (0.8, 0.5), (0.8, 0.4), (0.7, 0.5), (0.8, 0.5), (0.95, 0.1)]
     assert on_front(points) == [True, True, False, False, True, True]
+
+
+def test_labels_of_close_points_do_not_cover_each_other(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+    from matplotlib.text import Text
+
+    points = [(0.9, 0.4), (0.899, 0.4005), (0.895, 0.401), (0.7, 0.5), (0.9, 0.4)]
+    rows = [
+        {**row(str(number), *point), "pareto": True, "scale": 15.0 + number, "margin": 0.25}
+        for number, point in enumerate(points)
+    ]
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    draw_pareto(rows, rows[3], tmp_path / "pareto.png", "margin-pgd-20")
+    texts = pyplot.gcf().axes[0].texts
+    monkeypatch.undo()
+    # Without the lines from the labels to their points.
+    boxes = [Text.get_window_extent(text) for text in texts]
+    pyplot.close("all")
+    assert sorted(text.get_text().count("s ") for text in texts) == [1, 1, 1, 2]
+    assert not any(
+        one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number]
+    )
 
 
 def row(trial, clean, robust, epochs=9, status="completed"):

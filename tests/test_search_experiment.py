@@ -177,6 +177,7 @@ def test_a_trial_is_the_training_that_the_configuration_says(config, tmp_path):
     assert result["clean_accuracy"] == pytest.approx(clean)
     assert result["num_examples"] == 20 and result["seconds"] > 0
     assert lines[0] == "trial_0000: scale 5, learning_rate 0.05, 1 epoch"
+    assert lines.count("trial_0000: scale 5, learning_rate 0.05: resuming at epoch 2, batch 1") == 1
     assert lines[-1].startswith("trial_0000: scale 5, learning_rate 0.05: clean ")
     assert math.isclose(float(he.load_model(run / "model.keras").head.scale), 5.0)
 

@@ -69,11 +69,12 @@ def test_incomplete_addresses(run, monkeypatch):
 
 
 def test_preset_flags_and_resuming(run, tmp_path, untrained):
+    assert run(DIGITS, "--max_trials=1")[1].startswith("Best of 1 trial: 0000, clean 90.00%")
     few = "--max_trials=2"
     code, out, _ = run(DIGITS, few)
     assert code == 0 and len(untrained) == 2
     assert {"scale", "margin"} == set(untrained[0])
-    assert out.splitlines()[0].startswith("Best of 2 trials: 0000, clean 90.00%, robust 50.00%")
+    assert out.startswith("Resuming after 1 trial\nBest of 2 trials: 0000, clean 90.00%, robust 50")
     assert f"Config:  {tmp_path / 'search' / 'best_config.py'}" in out
     code, out, _ = run(DIGITS, few)
     assert code == 0 and len(untrained) == 2
@@ -81,6 +82,17 @@ def test_preset_flags_and_resuming(run, tmp_path, untrained):
     code, out, _ = run(DIGITS, "--max_trials=3")
     assert code == 0 and len(untrained) == 3
     assert out.startswith("Resuming after 2 trials\nBest of 3 trials")
+
+
+def test_unknown_settings_of_a_preset(run, tmp_path, untrained):
+    path = tmp_path / "misspelt.py"
+    path.write_text(
+        "from he_keras_configs.digits_search_scale_margin import get_config\n"
+        "def get_search():\n    return {'objectiv': 'margin-pgd-20'}\n"
+    )
+    parts = ("Unknown settings of a search", "'objective'", "received ['objectiv']")
+    assert_one_line_error(run(f"--config={path}"), *parts)
+    assert not untrained
 
 
 def test_flags_replace_the_preset(run, untrained):

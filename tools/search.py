@@ -42,7 +42,7 @@ def main(_argv) -> None:
     if search.is_complete:
         print(f"Nothing left to search in {search.folder}")
     elif search.num_ended:
-        print(f"Resuming after {search.num_ended} trials")
+        print(f"Resuming after {_trials(search.num_ended)}")
     try:
         found = search.run()
     except KeyboardInterrupt:
@@ -67,7 +67,14 @@ def _settings():
         "objective": _OBJECTIVE.value,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    settings = SearchSettings(**{**preset.get("get_search", dict)(), **changes})
+    asked = {**preset.get("get_search", dict)(), **changes}
+    known = [field.name for field in dataclasses.fields(SearchSettings)]
+    if unknown := sorted(set(asked) - set(known)):
+        raise ValueError(
+            f"Unknown settings of a search; expected some of {known} from get_search() of the "
+            f"configuration; received {unknown}"
+        )
+    settings = SearchSettings(**asked)
     if _SMOKE.value:
         few = min(settings.num_trials or _SMOKE_TRIALS, _SMOKE_TRIALS)
         settings = dataclasses.replace(settings, max_trials=few)
@@ -94,13 +101,18 @@ def _summary(found: dict, folder) -> str:
     winner = rows[found["best"]]
     return "\n".join(
         [
-            f"Best of {len(rows)} trials: {winner['trial']}, clean {winner['clean_accuracy']:.2%}, "
+            f"Best of {_trials(len(rows))}: {winner['trial']}, "
+            f"clean {winner['clean_accuracy']:.2%}, "
             f"robust {winner['robust_accuracy']:.2%} ({winner['objective']})",
             f"Trials:  {folder / 'trials.csv'}",
             f"Picture: {folder / 'pareto.png'}",
             f"Config:  {folder / 'best_config.py'}",
         ]
     )
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'s' * (count != 1)}"
 
 
 def _print(line: str) -> None:

@@ -186,6 +186,9 @@ class Search:
         keras.backend.clear_session()
         try:
             training = TrialTraining(with_values(self.config, values), folder, epochs)
+            if any(training.place) and not training.is_complete:
+                epoch, batch = training.place
+                self.announce(f"{name}: resuming at epoch {epoch + 1}, batch {batch + 1}")
             model = training.run()
             begin = time.monotonic()
             clean, robust = _accuracies(model, training.datasets.validation, self)

@@ -1,5 +1,6 @@
 """Clean against robust accuracy: the trials that no other trial beats in both."""
 
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -7,6 +8,9 @@ from he_keras.analysis.drawing import COLOURS, plain_axes
 from he_keras.atomic_files import replacing
 
 _FIGURE_INCHES = (6.4, 4.6)
+_LABEL_POINTS = 7
+_LABEL_RIGHT_UP = (9, 6)
+_LINE_SPACING = 1.4
 
 
 def on_front(points: Sequence[tuple[float, float]]) -> list[bool]:
@@ -37,15 +41,6 @@ def draw_pareto(rows: Sequence[dict], winner: dict, path: pathlib.Path, objectiv
     )
     ring = {"markerfacecolor": "none", "markeredgewidth": 2, "markersize": 15}
     axes.plot(*_columns([winner]), "o", color=COLOURS[1], label="best_config.py", **ring)
-    for place in sorted({_point(row) for row in front}):
-        axes.annotate(
-            "\n".join(_label(row) for row in front if _point(row) == place),
-            [100.0 * share for share in place],
-            textcoords="offset points",
-            # Above and to the right of the front there is no other point.
-            xytext=(9, 6),
-            fontsize=7,
-        )
     plain_axes(axes)
     # Room for the words at the points on the right and at the top.
     axes.margins(x=0.2, y=0.14)
@@ -53,9 +48,34 @@ def draw_pareto(rows: Sequence[dict], winner: dict, path: pathlib.Path, objectiv
     axes.set_ylabel(f"robust accuracy in % ({objective})")
     axes.set_title("Trials on the validation split", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    _annotate(axes, front)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
     pyplot.close(figure)
+
+
+def _annotate(axes, front: Sequence[dict]) -> None:
+    """Writes the values at each point of the front, each label above those further to the right.
+
+    Above and to the right of the front there is no other point.
+    """
+    axes.figure.draw_without_rendering()
+    points_per_pixel = 72.0 / axes.figure.dpi
+    bottom = -math.inf
+    for place in sorted({_point(row) for row in front}, reverse=True):
+        labels = [_label(row) for row in front if _point(row) == place]
+        percent = tuple(100.0 * share for share in place)
+        height = axes.transData.transform(percent)[1] * points_per_pixel
+        lift = max(_LABEL_RIGHT_UP[1], bottom - height)
+        axes.annotate(
+            "\n".join(labels),
+            percent,
+            textcoords="offset points",
+            xytext=(_LABEL_RIGHT_UP[0], lift),
+            fontsize=_LABEL_POINTS,
+            arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 0.5, "relpos": (0, 0)},
+        )
+        bottom = height + lift + _LINE_SPACING * _LABEL_POINTS * len(labels)
 
 
 def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -36,7 +36,7 @@ def scale_free_attack(objective: str, threat: ThreatModel, num_classes: int, see
         'cw'
     """
     base, _, steps = str(objective).rpartition("-")
-    if base not in _ATTACKS or not steps.isdigit() or int(steps) < 1:
+    if base not in _ATTACKS or not steps.isdecimal() or int(steps) < 1:
         raise ValueError(
             f"Unknown objective of a search; expected one of {', '.join(OBJECTIVES)} (K: steps; an "
             "attack on the cross-entropy would reward large scales, which hide the gradient); "

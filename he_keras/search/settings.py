@@ -84,13 +84,13 @@ class SearchSettings:
 def role() -> str:
     """Returns "alone", "chief" or "worker", as keras-tuner's environment variables say."""
     given = {name: os.environ.get(name, "") for name in _VARIABLES}
-    if not given["KERASTUNER_ORACLE_IP"]:
+    if not any(given.values()):
         return "alone"
     missing = [name for name, value in given.items() if not value]
     port = given["KERASTUNER_ORACLE_PORT"]
     if missing or not (port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(
-            f"Incomplete addresses of the search; expected {', '.join(_VARIABLES)} (a port number);"
-            f" received {given}"
+            f"Incomplete addresses of the search; expected {', '.join(_VARIABLES)} (a port number),"
+            f" or none of them for a search in one process; received {given}"
         )
     return "chief" if "chief" in given["KERASTUNER_TUNER_ID"] else "worker"
