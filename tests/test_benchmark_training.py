@@ -1,5 +1,7 @@
 """The training benchmarks: what they count, compare and store."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -95,8 +97,9 @@ def test_a_cell(objective, tmp_path):
     tools = ["he_keras", "he_keras-linear", "convolutions"]
     cells = training.cells([objective], ["float32"], ["preact-resnet-small"], [4])
     text = training.measure(cells, tools, 1, tmp_path / "out.json")
-    found = training.measure_cell(cells[0], tools, 1)
-    assert objective in text and (tmp_path / "out.json").exists()
-    assert 0 < found.share_of_bound < 1.5
-    assert found.first_step["he_keras"] > found.seconds["he_keras"] > 0
-    assert found.peak_memory["he_keras"] > 0
+    written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    (found,) = written["cells"]
+    assert objective in text and found["cell"]["objective"] == objective
+    assert 0 < found["share_of_bound"] < 1.5
+    assert found["first_step"]["he_keras"] > found["seconds"]["he_keras"] > 0
+    assert found["peak_memory"]["he_keras"] > 0
