@@ -167,7 +167,7 @@ class RunningServer:
     def memory_mib(self):
         return self.metric("process_resident_memory_bytes") / 2**20
 
-    def wait_for(self, condition, seconds=30):
+    def wait_for(self, condition, seconds=180):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.log()

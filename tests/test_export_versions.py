@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from he_keras.export import version_folders
+from he_keras.export.kept_interrupts import KeptInterrupts
 from he_keras.export.version_folders import write_version
 
 # Claims a place, says so, and waits to be killed.
@@ -158,6 +161,116 @@ def test_failure_leaves_nothing(tmp_path, error):
     with pytest.raises(error):
         write_version(tmp_path, write)
     assert names(tmp_path) == []
+
+
+# Ctrl-C, at the moments that are easily missed
+
+
+class InterruptedAtItsEnd:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def drop_ctrl_c(folder):
+    """In a finaliser, where Python drops the exception."""
+    touch(folder)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda *_: None
+    try:
+        InterruptedAtItsEnd()
+    finally:
+        sys.unraisablehook = hook
+
+
+def swallow_ctrl_c(folder):
+    """As libraries do that catch everything."""
+    touch(folder)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
+
+
+@pytest.mark.parametrize("write", [drop_ctrl_c, swallow_ctrl_c])
+def test_ctrl_c_that_was_lost_publishes_nothing(tmp_path, write):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        write_version(tmp_path, write)
+    assert names(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_native_code_prints_no_traceback_of_ctrl_c(tmp_path, capsys):
+    def print_error(error):
+        sys.excepthook(type(error), error, None)
+
+    def write(folder):
+        print_error(OSError("of its own"))
+        swallow_ctrl_c(folder)
+        print_error(SystemError("returned a result with an exception set"))
+
+    before = sys.excepthook
+    with pytest.raises(KeyboardInterrupt):
+        write_version(tmp_path, write)
+    assert capsys.readouterr().err == "OSError: of its own\n"
+    assert sys.excepthook is before
+
+
+def and_ctrl_c(function):
+    def call(*args, **options):
+        try:
+            return function(*args, **options)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    return call
+
+
+def test_ctrl_c_right_behind_the_making_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "mkdir", and_ctrl_c(pathlib.Path.mkdir))
+    tmp_path.joinpath("other").touch()
+    with pytest.raises(KeyboardInterrupt):
+        with version_folders._held_folder(tmp_path, KeptInterrupts()):
+            pass
+    assert names(tmp_path) == ["other"]
+
+
+def test_ctrl_c_again_while_it_clears_up(tmp_path, monkeypatch):
+    def write(folder):
+        (folder / "deep").mkdir()
+        touch(folder / "deep")
+        signal.raise_signal(signal.SIGINT)
+
+    def rmtree(folder, **options):
+        signal.raise_signal(signal.SIGINT)
+        remove(folder, **options)
+
+    remove = shutil.rmtree
+    monkeypatch.setattr(version_folders.shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt):
+        write_version(tmp_path, write)
+    assert names(tmp_path) == []
+
+
+def test_ctrl_c_after_the_renaming_leaves_the_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(version_folders.os, "rename", and_ctrl_c(os.rename))
+    with pytest.raises(KeyboardInterrupt):
+        write_version(tmp_path, touch)
+    assert names(tmp_path) == ["1"] and names(tmp_path / "1") == ["saved_model.pb"]
+
+
+def test_a_program_may_handle_ctrl_c_itself(tmp_path):
+    seen = []
+
+    def write(folder):
+        touch(folder)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("asked"))
+    try:
+        assert write_version(tmp_path, write).name == "1"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == ["asked"]
 
 
 def test_errors_of_tensorflow_are_errors_of_the_system(tmp_path):

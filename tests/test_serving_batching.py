@@ -1,6 +1,7 @@
 """Batches of concurrent requests, with a model that records its runs."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -19,10 +20,11 @@ class RecordingSignature:
     def __init__(self, is_batched=True):
         self.is_batched = is_batched
         self.runs = []
-        self.gate = threading.Event()
+        self.gate, self.is_entered = threading.Event(), threading.Event()
         self.gate.set()
 
     def run(self, arrays):
+        self.is_entered.set()
         self.gate.wait()
         x = arrays["x"]
         self.runs.append(x.tolist())
@@ -68,13 +70,36 @@ def ask_all(batcher, model, *inputs, signature="s"):
     return asyncio.run(run())
 
 
+@contextlib.asynccontextmanager
+async def busy_thread(batcher):
+    """Keeps the batcher's thread in a run: what is asked meanwhile waits together."""
+    busy = Model()
+    signature = busy.signature("s")
+    signature.gate.clear()
+    first = asyncio.ensure_future(batcher.run(busy, "s", {"x": np.float32([0])}))
+    try:
+        while not signature.is_entered.is_set():
+            await asyncio.sleep(0.001)
+        yield
+    finally:
+        signature.gate.set()
+    await first
+
+
+async def asked(*runs):
+    """The same runs as tasks that have reached the queue."""
+    tasks = [asyncio.ensure_future(each) for each in runs]
+    await asyncio.sleep(0)
+    return tasks
+
+
 def outputs(results):
     return [each if isinstance(each, Exception) else each["y"].tolist() for each in results]
 
 
 def test_requests_share_a_run_and_get_their_own_parts(batcher_of):
     model = Model()
-    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=200)
+    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=30_000)
     results = ask_all(batcher, model, [1], [2, 3], [4, 5, 6, 7], [8])
     assert outputs(results) == [[2], [4, 6], [8, 10, 12, 14], [16]]
     assert model.runs == [[1, 2, 3, 4, 5, 6, 7, 8]]
@@ -96,23 +121,25 @@ def test_a_full_batch_does_not_wait(batcher_of):
 
 def test_a_batch_stays_within_its_size_and_in_order(batcher_of):
     model = Model()
-    batcher = batcher_of(max_batch_size=4, batch_timeout_ms=50)
+    batcher = batcher_of(max_batch_size=4, batch_timeout_ms=30_000)
     ask_all(batcher, model, [1, 2, 3], [4, 5], [6], [7])
     assert model.runs == [[1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_shapes_signatures_and_versions_do_not_mix(batcher_of):
-    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=50)
+    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=0)
     first, second = Model(), Model()
 
     async def run():
-        return await asyncio.gather(
-            batcher.run(first, "s", {"x": np.float32([1])}),
-            batcher.run(second, "s", {"x": np.float32([2])}),
-            batcher.run(first, "t", {"x": np.float32([3])}),
-            batcher.run(first, "s", {"x": np.float32([[4, 5]])}),
-            batcher.run(first, "s", {"x": np.float32([6])}),
-        )
+        async with busy_thread(batcher):
+            tasks = await asked(
+                batcher.run(first, "s", {"x": np.float32([1])}),
+                batcher.run(second, "s", {"x": np.float32([2])}),
+                batcher.run(first, "t", {"x": np.float32([3])}),
+                batcher.run(first, "s", {"x": np.float32([[4, 5]])}),
+                batcher.run(first, "s", {"x": np.float32([6])}),
+            )
+        return await asyncio.gather(*tasks)
 
     assert outputs(asyncio.run(run())) == [[2], [4], [6], [[8, 10]], [12]]
     assert first.runs == [[1, 6], [[4, 5]]]
@@ -143,34 +170,41 @@ def test_limits_of_a_request(batcher_of):
 
 def test_a_full_queue_and_slow_answers(batcher_of):
     model = Model()
-    gate = model.signatures["s"].gate
-    gate.clear()
+    signature = model.signatures["s"]
+    signature.gate.clear()
     batcher = batcher_of(max_batch_size=1, max_queue=3, timeout_seconds=0.3)
 
     async def run():
         first = asyncio.ensure_future(batcher.run(model, "s", {"x": np.float32([1])}))
-        await asyncio.sleep(0.1)
+        while not signature.is_entered.is_set():
+            await asyncio.sleep(0.001)
         more = [batcher.run(model, "s", {"x": np.float32([n])}) for n in (2, 3, 4, 5)]
         return await asyncio.gather(first, *more, return_exceptions=True)
 
     results = asyncio.run(run())
-    gate.set()
-    time.sleep(0.2)
     assert [each.status for each in results] == [504, 504, 504, 504, 503]
     # What nobody waits for any more is not computed.
+    batcher._timeout_seconds = 60
+    signature.gate.set()
+    while batcher._waiting:
+        time.sleep(0.001)
     assert outputs(ask_all(batcher, model, [9])) == [[18]]
     assert model.runs == [[1], [9]]
 
 
 def test_a_cancelled_request_is_not_run(batcher_of):
     model = Model()
-    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=150)
+    batcher = batcher_of(max_batch_size=8, batch_timeout_ms=0)
 
     async def run():
-        gone = asyncio.ensure_future(batcher.run(model, "s", {"x": np.float32([1])}))
-        stays = asyncio.ensure_future(batcher.run(model, "s", {"x": np.float32([2])}))
-        await asyncio.sleep(0.02)
-        gone.cancel()
+        async with busy_thread(batcher):
+            gone, stays = await asked(
+                batcher.run(model, "s", {"x": np.float32([1])}),
+                batcher.run(model, "s", {"x": np.float32([2])}),
+            )
+            gone.cancel()
+            # So that it has heard of it.
+            await asyncio.wait([gone])
         return await stays
 
     assert asyncio.run(run())["y"].tolist() == [4]

@@ -3,6 +3,7 @@
 import base64
 import concurrent.futures
 import gzip
+import http.client
 import json
 import pathlib
 import sys
@@ -223,15 +224,18 @@ def test_compressed_bodies(server):
 
 def test_concurrent_clients_share_runs_and_get_their_own_answers(server, direct):
     batches = [random_images(1 + seed % 3, seed) for seed in range(60)]
-
-    def ask(images):
-        return server.predict({"instances": images.tolist()}).json()["predictions"]
-
     count = 'he_keras_batch_examples_count{model="pixels"}'
     before = server.metric(count)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, batches))
-    for images, rows in zip(batches, answers, strict=True):
+    # All are sent before any answer is read: no thread of this process has to be quick.
+    clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in batches]
+    for client in clients:
+        client.connect()
+    for client, images in zip(clients, batches, strict=True):
+        body = json.dumps({"instances": images.tolist()})
+        client.request("POST", "/v1/models/pixels:predict", body)
+    for client, images in zip(clients, batches, strict=True):
+        rows = json.load(client.getresponse())["predictions"]
+        client.close()
         logits = np.float32([row["logits"] for row in rows])
         outputs = expected(direct, "serving_default", images=images)
         np.testing.assert_array_equal(logits, outputs["logits"])

@@ -97,6 +97,15 @@ def _change_it():
         raise SystemError("bad argument to internal function") from None
 
 
+def _print_it():
+    """As native code does that has no other use for an error."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        sys.excepthook(SystemError, SystemError("returned a result with an exception set"), None)
+    raise RuntimeError("operation failed")
+
+
 def _refuse_it():
     with cli.one_line_errors():
         try:
@@ -105,17 +114,18 @@ def _refuse_it():
             raise ValueError("cannot be converted") from None
 
 
-@pytest.mark.parametrize("work", [_drop_it, _change_it, _refuse_it])
+@pytest.mark.parametrize("work", [_drop_it, _change_it, _print_it, _refuse_it])
 def test_ctrl_c_is_not_lost(monkeypatch, capsys, work):
     """A finaliser drops it, TensorFlow makes another error of it: the program ends all the same."""
     monkeypatch.setattr(app, "run", lambda *args, **kwargs: work())
-    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook, sys.excepthook
     with pytest.raises(SystemExit) as end:
         cli.run(lambda argv: None)
     assert end.value.code == 128 + signal.SIGINT
     answer = capsys.readouterr()
     assert (answer.out, answer.err) == ("Interrupted\n", "")
-    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+    after = signal.getsignal(signal.SIGINT), sys.unraisablehook, sys.excepthook
+    assert after == before
 
 
 # Real processes: nothing but the one line may appear, TensorFlow's own messages included

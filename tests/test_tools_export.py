@@ -15,6 +15,7 @@ import tiny_config
 from programs import ROOT, assert_one_line_error, run_here, run_process
 
 import he_keras as he
+from he_keras_tools import interrupts
 
 TOOL = ROOT / "tools" / "export.py"
 
@@ -180,6 +181,13 @@ def test_run_without_validation_images_cannot_be_calibrated(run, trained, tmp_pa
     assert_one_line_error(answer, "Nothing was held out", "data.validation_examples above 0")
 
 
+def test_ctrl_c_that_was_lost_before_the_writing(run, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupts, "was_asked", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        run("export", f"--run={trained}", f"--output_dir={tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_everything_from_the_command_line(trained, tmp_path):
     answer = run_process(
@@ -224,19 +232,41 @@ def test_two_programs_at_the_same_time(trained, tmp_path):
         assert np.isfinite(answer["logits"]).all()
 
 
+def exporter_in_the_middle(run_folder, tmp_path):
+    """Returns a real exporter that is writing, stopped, and the folder that it writes into.
+
+    Stopped, it cannot go on while this process looks whether it is in the middle. Where that looks
+    too late, on a busy machine, another exporter is started.
+    """
+    for attempt in range(20):
+        folder = tmp_path / str(attempt)
+        command = [sys.executable, str(TOOL), f"--run={run_folder}", f"--output_dir={folder}"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+        while not list(folder.glob(".partial-*")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        # The card is the last file: before it, much is left to do until the renaming.
+        if list(folder.glob(".partial-*")) and not list(folder.glob("*/*/model_card.md")):
+            return process, folder
+        process.kill()
+        _, err = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), err
+    raise AssertionError("every exporter was faster")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle(trained, tmp_path, number):
     """Nothing that a server would load; and the next export clears up."""
-    command = [sys.executable, str(TOOL), f"--run={trained}", f"--output_dir={tmp_path}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob(".partial-*")) and process.poll() is None:
-        time.sleep(0.01)
+    process, folder = exporter_in_the_middle(trained, tmp_path)
     process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
     out, err = process.communicate()
-    assert not list(tmp_path.glob("[0-9]*")) and "Traceback" not in err
+    assert not list(folder.glob("[0-9]*")) and "Traceback" not in err
     if number == signal.SIGINT:
         assert (process.returncode, out) == (130, "Interrupted\n")
-        assert os.listdir(tmp_path) == []
-    he.export_saved_model(he.load_classifier(trained), tmp_path)
-    assert os.listdir(tmp_path) == ["1"]
+        assert os.listdir(folder) == []
+    he.export_saved_model(he.load_classifier(trained), folder)
+    assert os.listdir(folder) == ["1"]

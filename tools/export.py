@@ -12,7 +12,7 @@ import pathlib
 
 from absl import flags
 
-from he_keras_tools import cli
+from he_keras_tools import cli, interrupts
 
 _RUN = flags.DEFINE_string("run", None, "Run folder: model, data and evaluation come from it.")
 _MODEL = flags.DEFINE_string(
@@ -65,6 +65,9 @@ def _export() -> None:
     provenance = _provenance(run, config)
     model = load_classifier(_MODEL.value or run)
     calibration = calibrate(model, held_out) if held_out else None
+    # Lost on its way while the model was loaded or run; from here on the export looks itself.
+    if interrupts.was_asked():
+        raise KeyboardInterrupt
     folder = he.export_saved_model(
         model,
         _OUTPUT_DIR.value,

@@ -27,7 +27,7 @@ def was_asked() -> bool:
 def kept() -> Iterator[None]:
     """Raises a KeyboardInterrupt once more where Python has dropped it."""
     _asked.clear()
-    report = sys.unraisablehook
+    report, report_error = sys.unraisablehook, sys.excepthook
 
     def interrupt(signal_number, frame):
         _asked.set()
@@ -42,11 +42,16 @@ def kept() -> Iterator[None]:
         else:
             report(unraisable)
 
+    def report_others(*error) -> None:
+        # Native code prints what it makes of Ctrl-C, with a traceback; `cli.run` says it in a word.
+        if not was_asked():
+            report_error(*error)
+
     handler = signal.signal(signal.SIGINT, interrupt)
-    sys.unraisablehook = raise_again
+    sys.unraisablehook, sys.excepthook = raise_again, report_others
     try:
         yield
     finally:
         _asked.clear()
-        sys.unraisablehook = report
+        sys.unraisablehook, sys.excepthook = report, report_error
         signal.signal(signal.SIGINT, handler)

@@ -78,6 +78,10 @@ def _train(training) -> None:
         )
     except FloatingPointError as error:
         cli.fail(error, exit_code=1)
+    except OSError as error:
+        cli.fail(
+            f"{error}; {training.folder} keeps its last checkpoint: {cli.command_line()} resumes", 1
+        )
     print(f"Saved {training.folder / 'model.keras'}")
 
 

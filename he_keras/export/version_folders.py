@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from he_keras.export.kept_interrupts import KeptInterrupts
+
 _PREFIX = ".partial-"
 
 
 def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Writes the next version of a model and returns its folder.
+
+    Ctrl-C before the renaming leaves nothing, wherever it strikes.
 
     Args:
         directory: the model's folder; its versions are the names that are numbers.
@@ -33,11 +37,11 @@ def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.P
         ['1', '2']
     """
     directory = pathlib.Path(directory)
-    with contextlib.ExitStack() as stack:
+    with KeptInterrupts() as interrupts, contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(directory)
-            partial = stack.enter_context(_held_folder(directory))
+            partial = stack.enter_context(_held_folder(directory, interrupts))
         except OSError as error:
             raise ValueError(
                 "Cannot write the SavedModel; expected a writable folder; received "
@@ -52,25 +56,28 @@ def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.P
                 "Cannot write the SavedModel; expected room on the disk; received "
                 f"{directory}: {error.message}"
             ) from error
-        return _publish(partial, directory)
+        with interrupts.held():
+            interrupts.check()
+            return _publish(partial, directory)
 
 
 @contextlib.contextmanager
-def _held_folder(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+def _held_folder(directory: pathlib.Path, interrupts: KeptInterrupts) -> Iterator[pathlib.Path]:
     """A new folder that others leave alone while this process lives; removed unless renamed."""
     while True:
         folder = directory / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-        folder.mkdir()
-        with contextlib.ExitStack() as stack:
-            # Between the calls somebody may take it for an abandoned one, and remove it.
-            with contextlib.suppress(FileNotFoundError):
-                stack.enter_context(_lock(folder))
-            if not folder.exists():
-                continue
-            try:
-                yield folder
-                return
-            finally:
+        # From before it is there: Ctrl-C may strike right behind the call that makes it.
+        try:
+            folder.mkdir()
+            with contextlib.ExitStack() as stack:
+                # Between the calls somebody may take it for an abandoned one, and remove it.
+                with contextlib.suppress(FileNotFoundError):
+                    stack.enter_context(_lock(folder))
+                if folder.exists():
+                    yield folder
+                    return
+        finally:
+            with interrupts.held():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
