@@ -187,6 +187,22 @@ def test_shapes_are_static_for_a_tpu(tmp_path, monkeypatch):
     assert training._stream(0, 0).element_spec[0].shape[0] == 16
 
 
+def test_validation_of_less_than_a_batch_is_one_batch_on_a_tpu(tmp_path, monkeypatch):
+    with_static_shapes(monkeypatch)
+    config = tiny_config.get_config()
+    config.evaluation.batch_size = 250
+    batches = list(prepare_training(config, tmp_path)._validation())
+    assert [tuple(images.shape) for images, _ in batches] == [(20, 8, 8, 1)]
+
+
+def test_every_core_of_a_tpu_gets_a_validation_example(tmp_path, monkeypatch):
+    with_static_shapes(monkeypatch)
+    config = tiny_config.get_config()
+    config.data.validation_examples = 1
+    with pytest.raises(ValueError, match="validation_examples of 0 or at least 2; received 1"):
+        prepare_training(config, tmp_path, mirrored())
+
+
 def test_state_of_varying_shape_is_refused_on_a_tpu(tmp_path, monkeypatch):
     with_static_shapes(monkeypatch)
     config = tiny_config.get_config()

@@ -110,6 +110,8 @@ class Training:
         with self.strategy.scope():
             self.model: HEAdversarialModel = build_model(config, self.steps)
         _check_objective(self.model, self.has_static_shapes)
+        if self.has_static_shapes:
+            _check_validation(self.datasets.validation, self.strategy)
         # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
         self._stream(0, 0)
         self.averaging = self._weight_averaging()
@@ -241,6 +243,8 @@ class Training:
         batch_size, validation = self.config.evaluation.batch_size, self.datasets.validation
         if validation is None or not self.has_static_shapes:
             return validation and data.eval_pipeline(validation, batch_size)
+        count = self.strategy.num_replicas_in_sync
+        batch_size = min(batch_size, len(validation) // count * count)
         return data.eval_pipeline(
             validation, batch_size, limit=len(validation) // batch_size * batch_size
         )
@@ -276,6 +280,15 @@ def _check_shares(config, strategy) -> None:
                 "Batches do not split evenly over the cores of the TPU; expected "
                 f"{name}.batch_size to be a multiple of {count}; received {size}"
             )
+
+
+def _check_validation(validation, strategy) -> None:
+    count = strategy.num_replicas_in_sync
+    if validation is not None and len(validation) < count:
+        raise ValueError(
+            "More replicas than validation examples; expected data.validation_examples of 0 or at "
+            f"least {count}; received {len(validation)}"
+        )
 
 
 def _check_objective(model, has_static_shapes: bool) -> None:
