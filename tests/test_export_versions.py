@@ -166,6 +166,14 @@ def test_failure_leaves_nothing(tmp_path, error):
 # Ctrl-C, at the moments that are easily missed
 
 
+@pytest.fixture(autouse=True)
+def python_handles_ctrl_c():
+    """Tests that a shell starts in the background come without Python's handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class InterruptedAtItsEnd:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)

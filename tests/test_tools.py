@@ -87,7 +87,9 @@ class _InterruptedAtTheEnd:
 
 def _drop_it():
     _InterruptedAtTheEnd()
-    time.sleep(30)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _change_it():

@@ -22,6 +22,7 @@ class KeptInterrupts:
 
     Example:
         >>> from he_keras.export.kept_interrupts import KeptInterrupts
+        >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
         >>> with KeptInterrupts() as interrupts:
         ...     try:
         ...         signal.raise_signal(signal.SIGINT)
@@ -33,6 +34,7 @@ class KeptInterrupts:
         ...         print("found")
         lost
         found
+        >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     def __init__(self) -> None:

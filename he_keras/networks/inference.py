@@ -7,7 +7,6 @@ cast to half precision) can be computed once for many passes: an attack's variab
 """
 
 import collections
-import functools
 import inspect
 from typing import Any
 
@@ -127,8 +126,10 @@ class InferenceNetwork:
         if key in self._convolutions:
             return lambda inputs, **_: _convolved(operation, inputs, *weights[key])
         if key not in self._norms:
-            in_inference_mode = functools.partial(operation, training=False)
-            return in_inference_mode if key in self._takes_training else operation
+            if key not in self._takes_training:
+                return operation
+            # A layer's own default, such as RandomFlip's True, is among the recorded keywords.
+            return lambda *args, **kwargs: operation(*args, **{**kwargs, "training": False})
         if key not in weights:
             return lambda inputs, **_: inputs
         return lambda inputs, **_: scale_and_shift(
