@@ -82,7 +82,10 @@ def on_a_full_disk(arguments, folder, reference):
         # The last kill struck between the result and the end of the process.
         return
     size = max(status.st_size for status in files.values()) // 2
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
     process = start(arguments, folder, preexec_fn=limit)
     _, errors = process.communicate()
     assert process.returncode in (1, 2) and "File too large" in errors, errors

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stopping import Stop, StopAfter
 
 import he_keras as he
 from he_keras import callbacks
@@ -281,26 +282,13 @@ def test_average_of_another_model_is_refused(trained):
 # Kill and resume
 
 
-class Kill(keras.callbacks.Callback):
-    """Raises in the given batch, counted over the whole run."""
-
-    def __init__(self, batch):
-        super().__init__()
-        self.left = batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 def run(path, kind, kill_at=0):
     """Trains 3 epochs of 3 batches as far as it gets, from the checkpoint if there is one."""
     model = make_model()
     averaging = WeightAveraging(0.6, 1, kind, reestimate=BATCHES, apply_at_end=False)
     resume = callbacks.ExactResume(path, every_batches=1, stateful_callbacks=[averaging])
     epoch, batch = resume.restore(model) or (0, 0)
-    chosen = [averaging, Kill(kill_at), resume]
+    chosen = [averaging, StopAfter(kill_at), resume]
     if batch:
         data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4).skip(batch)
         model.fit(
@@ -321,13 +309,13 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "kill_at"), [("ema", 2), ("ema", 6), ("swa", 5), ("swa", 7)])
 def test_killed_run_ends_with_the_same_weights(tmp_path, uninterrupted, kind, kill_at):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         run(tmp_path / "latest.npz", kind, kill_at)
     assert_equal(run(tmp_path / "latest.npz", kind), uninterrupted[kind])
 
 
 def test_checkpoint_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         run(tmp_path / "latest.npz", "ema", kill_at=1)
     with pytest.raises(callbacks.CorruptCheckpointError, match="expected kind='swa'.*kind='ema'"):
         run(tmp_path / "latest.npz", "swa")

@@ -104,14 +104,14 @@ class Training:
         self.has_static_shapes = distribution.needs_static_shapes(self.strategy)
         _check_shares(config, self.strategy)
         self.datasets = load_datasets(config)
+        if self.has_static_shapes:
+            _check_validation(self.datasets.validation, self.strategy)
         self.steps = data.steps_per_epoch(
             self.datasets.train, config.train.batch_size, self.has_static_shapes
         )
         with self.strategy.scope():
             self.model: HEAdversarialModel = build_model(config, self.steps)
         _check_objective(self.model, self.has_static_shapes)
-        if self.has_static_shapes:
-            _check_validation(self.datasets.validation, self.strategy)
         # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
         self._stream(0, 0)
         self.averaging = self._weight_averaging()
