@@ -32,11 +32,7 @@ class BodyReader:
         if declared > self._max_bytes:
             raise self._too_large(declared)
         parts: list[bytes] = []
-        try:
-            await self._collect_in_time(request.content, parts)
-        except BaseException:
-            self._held_bytes -= sum(map(len, parts))
-            raise
+        await self._collect_in_time(request.content, parts)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release(self, body: bytes) -> None:
@@ -56,6 +52,15 @@ class BodyReader:
             ) from error
 
     async def _collect(self, stream, parts: list[bytes]) -> None:
+        try:
+            await self._collect_within_memory(stream, parts)
+        except BaseException:
+            # At once: until it is done, every other body that goes on would be refused as well.
+            self._held_bytes -= sum(map(len, parts))
+            parts.clear()
+            raise
+
+    async def _collect_within_memory(self, stream, parts: list[bytes]) -> None:
         from aiohttp import ClientError, http_exceptions, web
 
         size = 0

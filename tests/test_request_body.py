@@ -1,0 +1,76 @@
+"""The memory that bodies hold together: refusing some must make room for the others."""
+
+import asyncio
+import types
+
+import pytest
+
+from he_keras.serving.request_body import BodyReader
+from he_keras.serving.request_error import RequestError
+
+MAX_BYTES = 100
+CLIENTS = 60
+
+
+class HerdStream:
+    """A body of which every client's first part arrives, then every client's second, then none."""
+
+    def __init__(self, all_first_parts_read, all_second_parts_there):
+        self._gates = [all_first_parts_read, all_second_parts_there, asyncio.Event()]
+
+    def is_eof(self):
+        return False
+
+    async def readany(self):
+        await self._gates.pop(0).wait()
+        # 60 first parts are 1,560 bytes of the 1,600 that may be held, 60 second parts far more.
+        return b"x" * 26
+
+
+async def statuses_of_a_herd(reader):
+    first, second = asyncio.Event(), asyncio.Event()
+    requests = [
+        types.SimpleNamespace(content_length=MAX_BYTES, content=HerdStream(first, second))
+        for _ in range(CLIENTS)
+    ]
+    tasks = [asyncio.ensure_future(reader.read(request)) for request in requests]
+    first.set()
+    await asyncio.sleep(0.05)
+    second.set()  # wakes all of them in one iteration of the loop
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    return [result.status for result in results if isinstance(result, RequestError)]
+
+
+def test_refusing_one_body_makes_room_for_the_next():
+    """All 60 were refused: the first refusal gave its memory back only after the last had asked."""
+    reader = BodyReader(MAX_BYTES, timeout_seconds=0.5)
+    statuses = asyncio.run(statuses_of_a_herd(reader))
+    assert len(statuses) == CLIENTS
+    # 60 n second parts fit if the refused give 26 bytes back each: 30 or 31 stay.
+    assert 29 <= statuses.count(408) <= 31
+    assert statuses.count(503) == CLIENTS - statuses.count(408)
+
+
+@pytest.mark.parametrize("size, status", [(MAX_BYTES + 1, 413), (MAX_BYTES // 2, 408)])
+def test_refused_bodies_hold_nothing(size, status):
+    """16 bodies' worth of refused ones, several times over, leave room for a good one."""
+
+    async def run():
+        reader = BodyReader(MAX_BYTES, timeout_seconds=0.01)
+        for _ in range(64):
+            stream = asyncio.StreamReader()
+            stream.feed_data(b"x" * size)
+            stream.readany = lambda stream=stream: stream.read(2**16)
+            stream.is_eof = lambda: False
+            request = types.SimpleNamespace(content_length=None, content=stream)
+            with pytest.raises(RequestError) as raised:
+                await reader.read(request)
+            assert raised.value.status == status
+        stream = asyncio.StreamReader()
+        stream.feed_data(b"x" * MAX_BYTES)
+        stream.feed_eof()
+        stream.readany = lambda: stream.read(2**16)
+        stream.is_eof = lambda: True
+        return await reader.read(types.SimpleNamespace(content_length=None, content=stream))
+
+    assert asyncio.run(run()) == b"x" * MAX_BYTES
