@@ -171,13 +171,13 @@ class HEAdversarialModel(keras_repairs.Repaired):
         keras_repairs.check_compile(self.distribute_strategy, jit_compile, steps, optimizer)
         super().compile(optimizer=optimizer, jit_compile=jit_compile, **kwargs)
 
-    def fit(self, *args, **kwargs):
-        """Trains as `keras.Model.fit` does."""
+    def make_train_function(self, force: bool = False):
+        """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does."""
         if self.built and self.compiled and not self.optimizer.built:
             # Variables that are first made inside the step would have it traced twice.
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
-        return super().fit(*args, **kwargs)
+        return super().make_train_function(force=force)
 
     def compile_from_config(self, config) -> None:
         """Compiles a loaded model with its saved optimizer and metrics."""

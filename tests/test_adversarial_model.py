@@ -207,8 +207,11 @@ def test_eager_and_graph_steps_are_equal(objective):
         pytest.param("fast_at", 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_step_is_traced_once(objective, calls):
-    """Python calls the network as often as the step names it, for any number of batches.
+@pytest.mark.parametrize("is_fitted", [True, False])
+def test_the_step_is_traced_once(objective, calls, is_fitted):
+    """Also without `fit`, where the optimizer's variables were made while the step was traced.
+
+    Python calls the network as often as the step names it, for any number of batches.
 
     The last batch is shorter, and the loop of the adversary has two steps.
     """
@@ -222,7 +225,12 @@ def test_the_step_is_traced_once(objective, calls):
 
     model = graph_model(objective, network=build_network(layer=TraceCounter()))
     TraceCounter.calls = 0
-    fit(model, epochs=2)
+    if is_fitted:
+        fit(model, epochs=2)
+    else:
+        data = tf.data.Dataset.from_tensor_slices(examples(22)).batch(8)
+        model.make_train_function()
+        model.train_function(iter(data))
     assert TraceCounter.calls == calls
     fit(model, *examples(22))
     assert TraceCounter.calls == calls

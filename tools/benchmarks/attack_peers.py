@@ -147,9 +147,10 @@ def _torchattacks(attack: str, model, epsilon: float) -> Attack | None:
     import torch
     import torchattacks
 
+    from he_keras_tools.benchmarks.network_weights import weights_of
     from he_keras_tools.benchmarks.torch_twin import twin_of
 
-    twin = twin_of(model)
+    twin = twin_of(weights_of(model))
     _count_torch(twin)
     steps = {"eps": epsilon, "alpha": STEP_SIZE, "steps": 20}
     # The official budgets: torchattacks' defaults are 10 steps, and another schedule for Square.

@@ -152,13 +152,15 @@ def measure(wanted: Sequence[Cell], tools: Sequence[str], rounds: int, output=No
 
 
 def measure_cell(cell: Cell, tools: Sequence[str], rounds: int) -> Result:
-    """Runs one cell."""
+    """Runs one cell; the first of the tools is he_keras itself."""
     workers: list[Worker] = []
     try:
         # One after the other: the first step of each is timed on an otherwise idle machine.
-        first = {}
+        first, given = {}, None
         for tool in tools:
-            workers.append(Worker(tool, cell))
+            if tool.startswith("torch:") and given is None:
+                given = workers[0].ask("network")
+            workers.append(Worker(tool, cell, given))
             first[tool] = workers[-1].ask("first")
         loss_difference, logit_difference = _checked(cell, first)
         seconds = dict.fromkeys(tools, math.inf)

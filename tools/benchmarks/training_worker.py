@@ -22,13 +22,15 @@ class Worker:
     Args:
         tool: "he_keras", "he_keras-linear", "convolutions", or "torch:<variant>".
         cell: what to train, see `training.Cell`.
+        given: for PyTorch, what he_keras's worker answers to "network".
     """
 
-    def __init__(self, tool: str, cell) -> None:
+    def __init__(self, tool: str, cell, given=None) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.tool = tool
-        self._process = context.Process(target=_serve, args=(theirs, tool, cell), daemon=True)
+        arguments = theirs, tool, cell, given
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -54,9 +56,9 @@ class Worker:
         self._process.kill()
 
 
-def _serve(connection, tool: str, cell) -> None:
+def _serve(connection, tool: str, cell, given) -> None:
     try:
-        side = _build(tool, cell)
+        side = _build(tool, cell, given)
         while True:
             connection.send(getattr(side, connection.recv())())
     except (EOFError, KeyboardInterrupt):
@@ -65,11 +67,11 @@ def _serve(connection, tool: str, cell) -> None:
         connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def _build(tool: str, cell):
+def _build(tool: str, cell, given):
     if tool == "convolutions":
         return _Convolutions(cell)
     if tool.startswith("torch:"):
-        return _TorchSide(cell, tool.removeprefix("torch:"))
+        return _TorchSide(cell, tool.removeprefix("torch:"), given)
     return _KerasSide(cell, has_head=tool == "he_keras")
 
 
@@ -122,27 +124,35 @@ class _KerasSide(_Side):
         logits = self._model(self._images[:_COMPARED], training=False).numpy()
         return {"seconds": seconds, "loss": loss, "logits": logits}
 
+    def network(self) -> dict:
+        """Returns what PyTorch starts from: the first step of both must be the same."""
+        import tensorflow as tf
+
+        from he_keras_tools.benchmarks.network_weights import weights_of
+
+        model = keras_model(self._cell, self._has_head)
+        return {
+            "weights": weights_of(model),
+            "margin": model.head.scale * model.head.margin if self._has_head else 0.0,
+            "start": attack_start(self._cell, self._images, tf.constant([0, 0])),
+        }
+
     def _run(self) -> float:
         return float(self._model.train_function(self._batches)["loss"])
 
 
 class _TorchSide(_Side):
-    """PyTorch, from the weights of the same Keras model."""
+    """PyTorch, from the weights of the same Keras model, in a process without TensorFlow."""
 
-    def __init__(self, cell, variant: str) -> None:
-        import tensorflow as tf
+    def __init__(self, cell, variant: str, given: dict) -> None:
         import torch
 
         from he_keras_tools.benchmarks import torch_twin
 
         torch.set_num_threads(cell.threads)
-        model = keras_model(cell)
-        self._twin = torch_twin.twin_of(model)
-        self._margin = margin_of(model)
+        self._twin = torch_twin.twin_of(given["weights"])
+        self._margin, self._start = given["margin"], given["start"]
         self._images, self._labels = example_batch(cell)
-        seed = tf.constant([0, 0])
-        self._start = attack_start(cell, self._images, seed)
-        del model
         self._cell, self._variant = cell, variant
         self._before = resident("VmRSS")
         self._training: Any = None
@@ -216,11 +226,6 @@ def keras_model(cell, has_head: bool = True):
     model = he.HEAdversarialModel(network, head, objective, None)
     model.compile(optimizer=he.optimizers.SGD(cell.optimizer["lr"], 0.9, 5e-4))
     return model
-
-
-def margin_of(model) -> float:
-    """What the head subtracts from the true class's logit in the training loss."""
-    return model.head.scale * model.head.margin
 
 
 def example_batch(cell):
