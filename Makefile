@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-real lint format clean
+.PHONY: help setup quickstart test test-slow test-real benchmark lint format clean
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -24,6 +24,7 @@ help:
 	@echo "make quickstart  trains, attacks and exports a small model; report in runs/quickstart/"
 	@echo "make test        the fast tests and the examples in the docstrings"
 	@echo "make test-slow   the slow tests;  make test-real  the tests on real data sets"
+	@echo "make benchmark   speeds of training beside the stored ones, as runs/benchmark.json"
 	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
 	@echo "make clean       removes the virtual environment and the caches"
 
@@ -50,6 +51,10 @@ test-slow: $(STAMP)
 
 test-real: $(STAMP)
 	$(PYTEST) -m real_data tests
+
+benchmark: $(STAMP)
+	@mkdir -p runs
+	$(VENV_PYTHON) tools/benchmark.py guard --tools=torch:channels-last --rounds=2 --output=runs/benchmark.json
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff format --check $(SOURCES)

@@ -84,9 +84,25 @@ def test_regressions_are_those_beyond_the_tolerance():
     assert guard.regressions(faster, stored) == []
 
 
+@pytest.mark.parametrize(("again", "is_worse"), [(1.0, False), (1.6, True)])
+def test_what_seems_slower_is_measured_twice(again, is_worse, monkeypatch, tmp_path):
+    """One disturbed round is forgiven; what stays slower is a regression."""
+    name = "preact-resnet-small pgd_at float32"
+    path = tmp_path / "stored.json"
+    ratios = {f"{name} share_of_bound": 0.9, f"{name} head_cost": 1.0}
+    path.write_text(json.dumps({"ratios": ratios}), encoding="utf-8")
+    linear = iter([1 / 1.5, 1.0 / again, 1.0])
+    monkeypatch.setattr(guard, "STORED", path)
+    monkeypatch.setattr(training, "measure_cell", lambda *_: result(bound=0.9, linear=next(linear)))
+    found = guard.measure(True, [], 1)
+    assert bool(guard.regressions(found, ratios)) == is_worse
+    assert found[f"{name} head_cost"] == pytest.approx(min(1.5, again) if is_worse else 1.0)
+
+
 def test_growth_fits_a_line_to_the_attack_alone():
     steps = {count: 0.5 + 0.2 * count + (0.1 if count else 0.0) for count in (0, 1, 5, 10)}
-    found = growth.Growth("net", "float32", steps, dict.fromkeys(steps, 1.0), {16: 1.0}, [(1, 1)])
+    first, looks = dict.fromkeys(steps, 1.0), [(1, 1)]
+    found = growth.Growth("net", "float32", steps, first, {16: 1.0}, looks, looks)
     assert found.line == pytest.approx((0.2, 0.1))
     assert found.intercept == pytest.approx(0.1 / 2.6)
 
@@ -103,3 +119,15 @@ def test_a_cell(objective, tmp_path):
     assert 0 < found["share_of_bound"] < 1.5
     assert found["first_step"]["he_keras"] > found["seconds"]["he_keras"] > 0
     assert found["peak_memory"]["he_keras"] > 0
+
+
+@pytest.mark.slow
+def test_growth(tmp_path):
+    """The smallest run of all parts, and its picture."""
+    found = growth.measure("preact-resnet-small", "float32", 1, (1, 2), (2, 4), 4, 10)
+    assert set(found.over_steps) == {0, 1, 2} and set(found.over_batch) == {2, 4}
+    assert [count for count, _ in found.memory] == list(range(1, 11))
+    assert [count for count, _ in found.evaluated] == list(range(10, 101, 10))
+    assert all(resident > 1e8 for _, resident in found.memory + found.evaluated)
+    growth.draw(found, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 10_000

@@ -4,7 +4,7 @@
   attack costs nothing but its steps. `intercept` is what the fitted line has at K = 0, as a share
   of the step with the most attack steps.
 * Seconds over the batch size, and seconds to the first step over K.
-* Resident memory after each tenth of many steps.
+* Resident memory after each tenth of many steps, and of 100 batches that are evaluated.
 
 Every point is a process of its own; rounds are interleaved and the best time of each counts.
 """
@@ -31,6 +31,7 @@ class Growth:
     first_step: dict[int, float]
     over_batch: dict[int, float]
     memory: list[tuple[int, int]]
+    evaluated: list[tuple[int, int]]
 
     @property
     def line(self) -> tuple[float, float]:
@@ -61,6 +62,8 @@ class Growth:
             lines.append(f"batch {batch:>4}  {seconds:8.3f} s   {batch / seconds:8.1f} images/s")
         for steps, resident in self.memory:
             lines.append(f"after {steps:>5} steps  {resident / 1e6:8.0f} MB resident")
+        for batches, resident in self.evaluated:
+            lines.append(f"after {batches:>5} evaluated batches  {resident / 1e6:8.0f} MB resident")
         return "\n".join(lines)
 
     def to_dict(self) -> dict:
@@ -98,7 +101,8 @@ def measure(
     by_batch = {each: Cell("pgd_at", dtype, network, each) for each in batch_sizes}
     over_batch, _ = _timed(by_batch, rounds)
     memory = _memory_over(Cell("pgd_at", dtype, network, 16, num_steps=1), memory_steps)
-    return Growth(network, dtype, over_steps, first, over_batch, memory)
+    evaluated = _evaluated(Cell("pgd_at", dtype, network, 16))
+    return Growth(network, dtype, over_steps, first, over_batch, memory, evaluated)
 
 
 def _timed(cells: dict[Any, Cell], rounds: int) -> tuple[dict, dict]:
@@ -134,15 +138,24 @@ def _memory_over(cell: Cell, steps: int, looks: int = 10) -> list[tuple[int, int
     return found
 
 
+def _evaluated(cell: Cell) -> list[tuple[int, int]]:
+    worker = Worker(OURS, cell)
+    try:
+        worker.ask("first")
+        return worker.ask("evaluated")
+    finally:
+        worker.stop()
+
+
 def draw(growth: Growth, path: pathlib.Path) -> None:
-    """Draws the three pictures into one file."""
+    """Draws the four pictures into one file."""
     from matplotlib.figure import Figure
 
     from he_keras.analysis.drawing import plain_axes, style
     from he_keras.atomic_files import replacing
 
-    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
-    panels = figure.subplots(1, 3)
+    figure = Figure(figsize=(13.0, 3.4), layout="constrained")
+    panels = figure.subplots(1, 4)
     counts = list(growth.over_steps)
     panels[0].plot(counts, list(growth.over_steps.values()), label="a step", **style(0))
     firsts = [growth.first_step[count] for count in counts]
@@ -154,10 +167,13 @@ def draw(growth: Growth, path: pathlib.Path) -> None:
     panels[1].plot(batches, list(growth.over_batch.values()), **style(0))
     panels[1].set_xlabel("examples in a batch (K = 10)")
     panels[1].set_ylabel("seconds of a step")
-    steps, resident = zip(*growth.memory, strict=True)
-    panels[2].plot(steps, [each / 1e6 for each in resident], **style(0))
-    panels[2].set_xlabel("training steps (K = 1, batch 16)")
-    panels[2].set_ylabel("resident memory in MB")
+    done = {"training steps (K = 1, batch 16)": growth.memory}
+    done["evaluated batches of 16"] = growth.evaluated
+    for axes, (label, looks) in zip(panels[2:], done.items(), strict=True):
+        counts, resident = zip(*looks, strict=True)
+        axes.plot(counts, [each / 1e6 for each in resident], **style(0))
+        axes.set_xlabel(label)
+        axes.set_ylabel("resident memory in MB")
     for axes in panels:
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)

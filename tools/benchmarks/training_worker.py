@@ -137,6 +137,37 @@ class _KerasSide(_Side):
             "start": attack_start(self._cell, self._images, tf.constant([0, 0])),
         }
 
+    def evaluated(self, batches: int = 100, looks: int = 10) -> list[tuple[int, int]]:
+        """Attacks so many batches; returns batches done and resident bytes, at so many looks."""
+        import tensorflow as tf
+
+        import he_keras as he
+
+        seen: list[int] = []
+
+        def stream():
+            for _ in range(batches):
+                seen.append(resident("VmRSS"))
+                yield self._images, labels
+
+        labels = example_batch(self._cell)[1]
+        images_spec = tf.TensorSpec(self._images.shape, tf.float32)
+        data = tf.data.Dataset.from_generator(
+            stream, output_signature=(images_spec, tf.TensorSpec(labels.shape, tf.int32))
+        )
+        he.evaluate_robustness(
+            self._model,
+            data,
+            he.ThreatModel("linf", self._cell.epsilon),
+            attacks=("pgd-2",),
+            batch_size=len(labels),
+            mode="individual",
+            checks=False,
+        )
+        # The data are read several times; the attack comes last.
+        during_attack, part = seen[-batches:], batches // looks
+        return [(part * (look + 1), during_attack[part * (look + 1) - 1]) for look in range(looks)]
+
     def _run(self) -> float:
         return float(self._model.train_function(self._batches)["loss"])
 
