@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import keras
 
 from he_keras.layers.batch_norm import BatchNormalization
+from he_keras.layers.convolution import Conv2D
 
 ACTIVATIONS = ("relu", "softplus", "swish")
 
@@ -61,7 +62,7 @@ class Layers:
             x = keras.layers.AveragePooling2D(1, strides, name=f"{name}_pick")(x)
             strides = 1
         x, mode = _pad(x, kernel_size, strides, padding, name)
-        return keras.layers.Conv2D(
+        return Conv2D(
             filters,
             kernel_size,
             strides,

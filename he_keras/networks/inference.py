@@ -19,7 +19,9 @@ from he_keras.layers.batch_norm import (
     inference_scale_and_shift,
     scale_and_shift,
 )
+from he_keras.layers.convolution import Conv2D, is_plain, is_small, product_convolution, turned
 
+_CONVOLUTIONS = (Conv2D, keras.layers.Conv2D)
 _NORMS = (BatchNormalization, keras.layers.BatchNormalization)
 
 
@@ -51,6 +53,7 @@ class InferenceNetwork:
         }
         self._norms = {id(node.operation): node.operation for node in nodes if _is_plain_norm(node)}
         self._folded = self._folded_norms(nodes)
+        self._small = {id(node.operation) for node in nodes if self._is_small(node)}
         self._takes_training = {
             id(node.operation)
             for node in nodes
@@ -93,15 +96,28 @@ class InferenceNetwork:
                 folded[id(node.operation)] = norm
         return folded
 
-    def weights(self) -> dict[int, Any]:
-        """Returns what the layers multiply by and add, from the variables' present values."""
+    def _is_small(self, node) -> bool:
+        layer = node.operation
+        if id(layer) not in self._convolutions:
+            return False
+        width = node.input_tensors[0].shape[2]
+        return is_small(width, layer.kernel.shape, layer.strides, layer.padding)
+
+    def weights(self, for_many_passes: bool = True) -> dict[int, Any]:
+        """Returns what the layers multiply by and add, from the variables' present values.
+
+        Args:
+            for_many_passes: whether it pays to prepare kernels of small maps for their gradients.
+        """
         weights: dict[int, Any] = {}
         for key, norm in self._norms.items():
             weights[key] = inference_scale_and_shift(norm)
         for key, convolution in self._convolutions.items():
             norm = self._folded.get(key)
             scale, shift = (None, None) if norm is None else weights.pop(id(norm))
-            weights[key] = _kernel_and_bias(convolution, scale, shift)
+            kernel, bias = _kernel_and_bias(convolution, scale, shift)
+            is_turned = for_many_passes and key in self._small
+            weights[key] = kernel, bias, turned(kernel) if is_turned else None
         return weights
 
     def __call__(self, images, weights: dict[int, Any] | None = None):
@@ -111,7 +127,7 @@ class InferenceNetwork:
             images: a batch.
             weights: what `weights()` returned in the same graph; None computes it now.
         """
-        values = self.weights() if weights is None else weights
+        values = self.weights(for_many_passes=False) if weights is None else weights
         images = tf.cast(images, self._network.inputs[0].dtype)
         if not images.shape.is_compatible_with(self._network.inputs[0].shape):
             # Keras explains what is wrong with them.
@@ -140,12 +156,9 @@ class InferenceNetwork:
 def _is_plain_convolution(node) -> bool:
     """Whether all that the layer does is a convolution and perhaps a bias."""
     operation = node.operation
-    if type(operation) is not keras.layers.Conv2D or operation.compute_dtype not in FUSED_DTYPES:
+    if type(operation) not in _CONVOLUTIONS or operation.compute_dtype not in FUSED_DTYPES:
         return False
-    is_linear = operation.activation is keras.activations.linear
-    is_dense = tuple(operation.dilation_rate) == (1, 1) and operation.groups == 1
-    is_last = operation.data_format == "channels_last"
-    return is_linear and is_dense and is_last and operation.padding in ("same", "valid")
+    return operation.activation is keras.activations.linear and is_plain(operation)
 
 
 def _is_plain_norm(node) -> bool:
@@ -168,11 +181,11 @@ def _kernel_and_bias(convolution, scale, shift):
     return tf.cast(kernel, dtype), None if bias is None else tf.cast(bias, dtype)
 
 
-def _convolved(convolution, inputs, kernel, bias):
-    outputs = tf.nn.conv2d(
-        tf.cast(inputs, kernel.dtype),
-        kernel,
-        strides=convolution.strides,
-        padding=convolution.padding.upper(),
-    )
+def _convolved(convolution, inputs, kernel, bias, turned_kernel):
+    inputs = tf.cast(inputs, kernel.dtype)
+    if turned_kernel is not None:
+        outputs = product_convolution(inputs, kernel, turned_kernel)
+    else:
+        padding = convolution.padding.upper()
+        outputs = tf.nn.conv2d(inputs, kernel, strides=convolution.strides, padding=padding)
     return outputs if bias is None else tf.nn.bias_add(outputs, bias)

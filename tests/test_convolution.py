@@ -1,0 +1,191 @@
+"""Convolutions by matrix products against TensorFlow's own, with derivatives of both orders."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import he_keras as he
+from he_keras.layers import convolution
+from he_keras.layers.convolution import Conv2D, product_convolution, turned
+from he_keras.networks.inference import InferenceNetwork
+
+SHAPES = [((4, 4), (3, 3)), ((2, 4), (3, 3)), ((5, 3), (1, 5)), ((1, 1), (3, 3))]
+TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def any_kernel_is_large(monkeypatch):
+    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 1)
+
+
+def arrays(size, kernel_size, channels=(3, 5), count=2):
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(count, *size, channels[0]))
+    kernel = generator.normal(size=(*kernel_size, *channels))
+    return tf.constant(images, tf.float32), tf.constant(kernel, tf.float32)
+
+
+def plain(images, kernel):
+    return tf.nn.conv2d(images, kernel, 1, "SAME")
+
+
+def by_product(images, kernel):
+    return product_convolution(images, kernel, turned(kernel))
+
+
+def with_product_gradient(images, kernel):
+    return convolution._with_product_gradient(images, kernel)
+
+
+def derivatives(function, images, kernel):
+    """Values, gradients, and the gradients of the gradients' squares."""
+    with tf.GradientTape() as outer:
+        outer.watch([images, kernel])
+        with tf.GradientTape() as inner:
+            inner.watch([images, kernel])
+            outputs = function(images, kernel)
+            total = tf.reduce_sum(outputs**3)
+        first = inner.gradient(total, [images, kernel])
+        squares = tf.add_n([tf.reduce_sum(each**2) for each in first])
+    return [outputs, *first, *outer.gradient(squares, [images, kernel])]
+
+
+@pytest.mark.parametrize("function", [by_product, with_product_gradient])
+@pytest.mark.parametrize(("size", "kernel_size"), SHAPES)
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_derivatives_of_both_orders(function, size, kernel_size, is_graph):
+    images, kernel = arrays(size, kernel_size)
+    run = tf.function(derivatives) if is_graph else derivatives
+    for found, expected in zip(
+        run(function, images, kernel), derivatives(plain, images, kernel), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_unknown_sizes():
+    """A batch, and images, whose sizes the graph does not know."""
+    images, kernel = arrays((4, 3), (3, 3))
+    spec = [tf.TensorSpec([None, None, None, 3]), tf.TensorSpec(kernel.shape)]
+    run = tf.function(by_product, input_signature=spec)
+    np.testing.assert_allclose(run(images, kernel), plain(images, kernel), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_small"),
+    [
+        ({}, True),
+        ({"width": 5}, False),
+        ({"width": None}, False),
+        ({"strides": (2, 2)}, False),
+        ({"padding": "valid"}, False),
+        ({"kernel_shape": (1, 1, 9, 9)}, False),
+        ({"kernel_shape": (2, 2, 9, 9)}, False),
+    ],
+)
+def test_which_convolutions_are_small(change, is_small):
+    settings = {"width": 4, "kernel_shape": (3, 3, 9, 9), "strides": (1, 1), "padding": "same"}
+    assert convolution.is_small(**(settings | change)) == is_small
+
+
+def test_small_kernels_and_gpus_are_left_to_tensorflow(monkeypatch):
+    settings = 4, (3, 3, 9, 9), (1, 1), "same"
+    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 82)
+    assert not convolution.is_small(*settings)
+    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 81)
+    assert convolution.is_small(*settings)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    assert not convolution.is_small(*settings)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 8)])
+def test_half_precision_has_the_product_gradient_on_wider_maps(dtype, width):
+    kernel = tf.ones([3, 3, 2, 2], dtype)
+    for each in (2, 4, 5, 8, 9):
+        inputs = tf.ones([1, each, each, 2], dtype)
+        found = convolution.has_product_gradient(inputs, kernel, (1, 1), "same")
+        assert found == (each <= width)
+
+
+@pytest.mark.parametrize("policy", TOLERANCES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"padding": "same"},
+        {"padding": "same", "activation": "relu", "use_bias": False},
+        {"padding": "same", "strides": 2},
+        {"padding": "same", "dilation_rate": 2},
+        {"padding": "valid"},
+        {"padding": "same", "groups": 3},
+    ],
+)
+def test_the_layer_is_keras_s(policy, settings, tmp_path):
+    """Values, gradients, weights and files, in a graph, as training calls it."""
+    images = arrays((4, 4), (3, 3))[0]
+    ours, theirs = (
+        keras.Sequential([keras.Input((4, 4, 3)), kind(6, 3, dtype=policy, **settings)])
+        for kind in (Conv2D, keras.layers.Conv2D)
+    )
+    theirs.set_weights(ours.get_weights())
+
+    @tf.function
+    def gradients(model):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = tf.cast(model(images, training=True), tf.float32)
+            total = tf.reduce_sum(outputs**2)
+        return [outputs, *tape.gradient(total, [images, *model.trainable_variables])]
+
+    for found, expected in zip(gradients(ours), gradients(theirs), strict=True):
+        tolerance = TOLERANCES[policy] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(images), ours(images))
+    ours.save_weights(tmp_path / "model.weights.h5")
+    theirs.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_the_layer_uses_the_product_where_it_should():
+    """Else the tests above would compare TensorFlow with itself."""
+
+    def operations(layer, size):
+        @tf.function
+        def gradient(images):
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(layer(images) ** 2)
+            return tape.gradient(total, layer.trainable_variables)
+
+        graph = gradient.get_concrete_function(tf.TensorSpec([2, size, size, 3])).graph
+        return {operation.type for operation in graph.get_operations()}
+
+    layer = Conv2D(6, 3, padding="same")
+    layer.build((None, 8, 8, 3))
+    assert "MatMul" in operations(layer, 4)
+    assert "Conv2DBackpropFilter" in operations(layer, 8)
+
+
+@pytest.mark.parametrize("policy", TOLERANCES)
+def test_an_attacked_network_is_the_network(policy):
+    """The product in the inference mode of attacks: logits and gradients of the plain network."""
+    keras.config.set_dtype_policy(policy)
+    network = he.networks.PreActResNet((8, 8, 3), (4, 8), (2, 2))
+    images = tf.constant(np.random.default_rng(1).uniform(size=(3, 8, 8, 3)), tf.float32)
+
+    @tf.function
+    def attacked(is_fixed):
+        fast = InferenceNetwork(network)
+        assert len(fast._small) == 3
+        weights = fast.weights() if is_fixed else None
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = tf.cast(fast(images, weights), tf.float32)
+            total = tf.reduce_sum(outputs * tf.range(8.0))
+        return outputs, tape.gradient(total, images)
+
+    for found, expected in zip(attacked(True), attacked(False), strict=True):
+        scale = float(np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, atol=TOLERANCES[policy] * scale)
+    types = [each.type for each in attacked.get_concrete_function(True).graph.get_operations()]
+    convolutions = [each for each in network.layers if isinstance(each, Conv2D)]
+    assert types.count("Conv2D") == types.count("Conv2DBackpropInput") == len(convolutions) - 3
