@@ -38,7 +38,8 @@ _BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["64", "128"], "training: exampl
 _TOOLS = flags.DEFINE_list(
     "tools",
     ["he_keras-linear", "convolutions", "torch:eager", "torch:channels-last"],
-    "training: what is measured beside he_keras; also torch:compile, torch:channels-last+compile.",
+    "training: what is measured beside he_keras; also he_keras-arc (m-HE), torch:compile, "
+    "torch:channels-last+compile.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "training, growth, guard: JSON file to write.")
 _PICTURE = flags.DEFINE_string("picture", None, "growth: PNG file to write.")

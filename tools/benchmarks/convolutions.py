@@ -49,7 +49,7 @@ def convolutions_of(network) -> list[Convolution]:
             layer.padding.upper(),
         )
         for layer in network.layers
-        if type(layer) is keras.layers.Conv2D
+        if isinstance(layer, keras.layers.Conv2D)
     ]
 
 

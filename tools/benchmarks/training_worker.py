@@ -20,7 +20,7 @@ class Worker:
     """The parent's end of a process that runs one tool.
 
     Args:
-        tool: "he_keras", "he_keras-linear", "convolutions", or "torch:<variant>".
+        tool: "he_keras", "he_keras-arc", "he_keras-linear", "convolutions", "torch:<variant>".
         cell: what to train, see `training.Cell`.
         given: for PyTorch, what he_keras's worker answers to "network".
     """
@@ -72,7 +72,7 @@ def _build(tool: str, cell, given):
         return _Convolutions(cell)
     if tool.startswith("torch:"):
         return _TorchSide(cell, tool.removeprefix("torch:"), given)
-    return _KerasSide(cell, has_head=tool == "he_keras")
+    return _KerasSide(cell, tool)
 
 
 class _Side:
@@ -102,7 +102,7 @@ class _Side:
 class _KerasSide(_Side):
     """he_keras: the training function of `fit`, on one batch that is fed again and again."""
 
-    def __init__(self, cell, has_head: bool = True) -> None:
+    def __init__(self, cell, tool: str = "he_keras") -> None:
         import tensorflow as tf
 
         import he_keras  # noqa: F401  importing is not part of the first step
@@ -111,13 +111,13 @@ class _KerasSide(_Side):
         data = tf.data.Dataset.from_tensors((self._images, labels)).cache().repeat()
         self._batches = iter(data.prefetch(2))
         self._before = resident("VmRSS")
-        self._cell, self._has_head = cell, has_head
+        self._cell, self._head = cell, head_of(tool)
         self._model: Any = None
 
     def first(self) -> dict:
         """Builds, traces and runs the first step."""
         began = time.perf_counter()
-        self._model = keras_model(self._cell, self._has_head)
+        self._model = keras_model(self._cell, self._head)
         self._model.make_train_function()
         loss = self._run()
         seconds = time.perf_counter() - began
@@ -130,10 +130,10 @@ class _KerasSide(_Side):
 
         from he_keras_tools.benchmarks.network_weights import weights_of
 
-        model = keras_model(self._cell, self._has_head)
+        model = keras_model(self._cell, self._head)
         return {
             "weights": weights_of(model),
-            "margin": model.head.scale * model.head.margin if self._has_head else 0.0,
+            "margin": model.head.scale * model.head.margin,
             "start": attack_start(self._cell, self._images, tf.constant([0, 0])),
         }
 
@@ -242,8 +242,13 @@ class _Convolutions:
         return 0
 
 
-def keras_model(cell, has_head: bool = True):
-    """Returns the compiled model of a cell; its weights depend on the cell alone."""
+def head_of(tool: str) -> str:
+    """Returns "cosine" (HE), or what follows he_keras's name: "arc" (m-HE) or "linear"."""
+    return tool.partition("-")[2] or "cosine"
+
+
+def keras_model(cell, head_name: str = "cosine"):
+    """Returns the compiled model of a cell; its weights depend on the cell and the head alone."""
     import keras
 
     import he_keras as he
@@ -251,7 +256,10 @@ def keras_model(cell, has_head: bool = True):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(cell.dtype)
     threat = he.ThreatModel("linf", cell.epsilon)
-    head = he.CosineHead(10, 15.0, 0.2, angle=cell.angle) if has_head else keras.layers.Dense(10)
+    if head_name == "linear":
+        head = keras.layers.Dense(10)
+    else:
+        head = he.CosineHead(10, 15.0, 0.2, angle=head_name)
     network = he.networks.get(cell.network, (32, 32, 3))
     objective = he.objectives.get(cell.objective, threat, **cell.objective_settings)
     model = he.HEAdversarialModel(network, head, objective, None)
