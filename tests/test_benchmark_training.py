@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import he_keras as he
-from he_keras_tools.benchmarks import convolutions, growth, guard, training
+from he_keras_tools.benchmarks import convolutions, growth, guard, profile, training
 from he_keras_tools.benchmarks.training import Cell, Result
 
 
@@ -131,3 +131,15 @@ def test_growth(tmp_path):
     assert all(resident > 1e8 for _, resident in found.memory + found.evaluated)
     growth.draw(found, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_profile():
+    """Most of a step of a convolutional network are convolutions; nothing is counted twice."""
+    text = profile.measure(Cell("fast_at", "float32", "preact-resnet-small", 16))
+    lines = {line[:40].strip(): line[40:].split() for line in text.splitlines()[2:]}
+    shares = {kind: float(share.rstrip("%")) for kind, (_, share) in lines.items()}
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    assert sum(share for kind, share in shares.items() if kind.startswith("convolutions")) > 30
+    step_ms = 1000 * float(text.splitlines()[0].split()[-2])
+    assert sum(float(value) for value, _ in lines.values()) < 2.5 * step_ms

@@ -7,6 +7,7 @@ he_keras for torchattacks, which gets a PyTorch twin of it.
 memory: peak memory of each attack beside one forward and backward pass of the same batch.
 objectives: a training step of LLR beside what its passes take.
 training: training steps beside PyTorch (`pip install -e .[bench]`) and the convolutions alone.
+profile: where the time of one training step goes, by kinds of operations.
 growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
 guard: ratios beside the stored ones; ends with 1 if one has become worse by more than 30 %.
 cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations (docs/scaling.md).
@@ -53,6 +54,7 @@ _BENCHMARKS = (
     "memory",
     "objectives",
     "training",
+    "profile",
     "serving",
     "growth",
     "guard",
@@ -73,6 +75,7 @@ def main(arguments) -> None:
             _memory,
             _objectives,
             _training,
+            _profile,
             _serving,
             _growth,
             _guard,
@@ -112,11 +115,23 @@ def _objectives() -> str:
     return objectives.measure(batch_size=_BATCH_SIZE.value)
 
 
-def _training() -> str:
+def _cells() -> list:
     from he_keras_tools.benchmarks import training
 
     batch_sizes = [int(each) for each in _BATCH_SIZES.value]
-    wanted = training.cells(_OBJECTIVES.value, _DTYPES.value, _NETWORKS.value, batch_sizes)
+    return training.cells(_OBJECTIVES.value, _DTYPES.value, _NETWORKS.value, batch_sizes)
+
+
+def _profile() -> str:
+    from he_keras_tools.benchmarks import profile
+
+    return "\n\n".join(profile.measure(cell) for cell in _cells())
+
+
+def _training() -> str:
+    from he_keras_tools.benchmarks import training
+
+    wanted = _cells()
     return training.measure(wanted, [training.OURS, *_TOOLS.value], _ROUNDS.value, _OUTPUT.value)
 
 
