@@ -90,7 +90,7 @@ def measure(
         rounds: interleaved rounds.
         attack_steps: numbers K of attack steps; 0, training without attack, is added.
         batch_sizes: examples in a batch, at K = 10.
-        batch_size: examples in a batch while K varies.
+        batch_size: examples in a batch while K varies, and of those that are evaluated.
         memory_steps: training steps over which memory is watched; at K = 1, batch 16.
     """
     by_steps: dict[Any, Cell] = {0: Cell("standard", dtype, network, batch_size)}
@@ -101,7 +101,7 @@ def measure(
     by_batch = {each: Cell("pgd_at", dtype, network, each) for each in batch_sizes}
     over_batch, _ = _timed(by_batch, rounds)
     memory = _memory_over(Cell("pgd_at", dtype, network, 16, num_steps=1), memory_steps)
-    evaluated = _evaluated(Cell("pgd_at", dtype, network, 16))
+    evaluated = _evaluated(by_steps[max(by_steps)])
     return Growth(network, dtype, over_steps, first, over_batch, memory, evaluated)
 
 
@@ -168,7 +168,7 @@ def draw(growth: Growth, path: pathlib.Path) -> None:
     panels[1].set_xlabel("examples in a batch (K = 10)")
     panels[1].set_ylabel("seconds of a step")
     done = {"training steps (K = 1, batch 16)": growth.memory}
-    done["evaluated batches of 16"] = growth.evaluated
+    done["evaluated batches (PGD-2)"] = growth.evaluated
     for axes, (label, looks) in zip(panels[2:], done.items(), strict=True):
         counts, resident = zip(*looks, strict=True)
         axes.plot(counts, [each / 1e6 for each in resident], **style(0))

@@ -138,7 +138,10 @@ class _KerasSide(_Side):
         }
 
     def evaluated(self, batches: int = 100, looks: int = 10) -> list[tuple[int, int]]:
-        """Attacks so many batches; returns batches done and resident bytes, at so many looks."""
+        """Attacks so many batches; returns batches read and resident bytes, at so many looks.
+
+        An evaluation reads a block of about 1,000 examples, attacks it, and reads the next.
+        """
         import tensorflow as tf
 
         import he_keras as he
