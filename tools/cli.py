@@ -111,7 +111,7 @@ def parse_flags(main, argv) -> list[str]:
     if {"--help", "-h", "--helpshort"} & set(argv[1:]):
         _print_help(main)
         raise SystemExit(0)
-    with one_line_errors(), _native_messages_hidden():
+    with one_line_errors(), native_messages_hidden():
         try:
             arguments = flags.FLAGS(argv)
         except flags.Error as error:
@@ -167,7 +167,7 @@ def _mistake(config, key: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _native_messages_hidden():
+def native_messages_hidden():
     """Hides what TensorFlow's libraries print while they are loaded, before they heed any level."""
     sys.stderr.flush()
     stderr = os.dup(2)

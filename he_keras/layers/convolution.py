@@ -111,12 +111,10 @@ def product_convolution(inputs, kernel, turned_kernel):
 
     def gradient(upstream):
         to_inputs = product_convolution(upstream, turned_kernel, kernel)
-        return to_inputs, _kernel_gradient(inputs, upstream, kernel.shape), None
+        return to_inputs, _kernel_gradient(columns, upstream, kernel.shape), None
 
-    columns = tf.concat(_taps(inputs, kernel.shape), axis=-1)
-    outputs = tf.matmul(
-        tf.reshape(columns, [-1, columns.shape[-1]]), tf.reshape(kernel, [-1, kernel.shape[-1]])
-    )
+    columns = _columns(inputs, kernel.shape)
+    outputs = tf.matmul(columns, tf.reshape(kernel, [-1, kernel.shape[-1]]))
     shape = tf.shape(inputs)
     outputs = tf.reshape(outputs, [shape[0], shape[1], shape[2], kernel.shape[-1]])
     return tf.ensure_shape(outputs, [*inputs.shape[:3], kernel.shape[-1]]), gradient
@@ -128,28 +126,27 @@ def _with_product_gradient(inputs, kernel):
 
     def gradient(upstream):
         to_inputs = tf.nn.conv2d_transpose(upstream, kernel, tf.shape(inputs), 1, "SAME")
-        return to_inputs, _kernel_gradient(inputs, upstream, kernel.shape)
+        columns = _columns(inputs, kernel.shape)
+        return to_inputs, _kernel_gradient(columns, upstream, kernel.shape)
 
     return tf.nn.conv2d(inputs, kernel, 1, "SAME"), gradient
 
 
-def _kernel_gradient(inputs, upstream, kernel_shape):
-    """One product of matrices for each pixel of the kernel."""
+def _kernel_gradient(columns, upstream, kernel_shape):
     rows = tf.reshape(upstream, [-1, kernel_shape[3]])
-    products = [
-        tf.matmul(tf.reshape(tap, [-1, kernel_shape[2]]), rows, transpose_a=True)
-        for tap in _taps(inputs, kernel_shape)
-    ]
-    return tf.reshape(tf.stack(products), kernel_shape)
+    return tf.reshape(tf.matmul(columns, rows, transpose_a=True), kernel_shape)
 
 
-def _taps(images, kernel_shape) -> list:
-    """For each pixel of the kernel the images as it sees them, with zeros beyond the edge."""
-    height, width = kernel_shape[:2]
-    margins = [[0, 0], [height // 2] * 2, [width // 2] * 2, [0, 0]]
+def _columns(images, kernel_shape):
+    """For each output pixel, in a row, all that the kernel sees there; zeros beyond the edge."""
+    kernel_height, kernel_width, channels = kernel_shape[:3]
+    margins = [[0, 0], [kernel_height // 2] * 2, [kernel_width // 2] * 2, [0, 0]]
     padded, shape = tf.pad(images, margins), tf.shape(images)
-    return [
-        padded[:, top : top + shape[1], left : left + shape[2]]
-        for top in range(height)
-        for left in range(width)
+    # Known sizes make fewer operations, and so a shorter time to the first step.
+    height, width = images.shape[1] or shape[1], images.shape[2] or shape[2]
+    taps = [
+        padded[:, top : top + height, left : left + width]
+        for top in range(kernel_height)
+        for left in range(kernel_width)
     ]
+    return tf.reshape(tf.concat(taps, axis=-1), [-1, kernel_height * kernel_width * channels])

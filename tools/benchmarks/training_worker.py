@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from he_keras_tools.benchmarks.memory import resident
+from he_keras_tools.cli import native_messages_hidden
 
 #: Examples whose logits are compared after the first step.
 _COMPARED = 32
@@ -57,6 +58,9 @@ class Worker:
 
 
 def _serve(connection, tool: str, cell, given) -> None:
+    if not tool.startswith("torch:"):
+        with native_messages_hidden():
+            import tensorflow  # noqa: F401
     try:
         side = _build(tool, cell, given)
         while True:
