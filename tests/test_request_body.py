@@ -46,7 +46,7 @@ def test_refusing_one_body_makes_room_for_the_next():
     reader = BodyReader(MAX_BYTES, timeout_seconds=0.5)
     statuses = asyncio.run(statuses_of_a_herd(reader))
     assert len(statuses) == CLIENTS
-    # 60 n second parts fit if the refused give 26 bytes back each: 30 or 31 stay.
+    # 30 bodies of 52 bytes fill the 1,600: about so many stay.
     assert 29 <= statuses.count(408) <= 31
     assert statuses.count(503) == CLIENTS - statuses.count(408)
 

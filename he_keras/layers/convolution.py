@@ -45,7 +45,9 @@ def is_plain(layer: keras.layers.Conv2D) -> bool:
     return is_dense and is_last and layer.padding in ("same", "valid")
 
 
-def is_small(width: int | None, kernel_shape, strides, padding: str) -> bool:
+def is_small(
+    width: int | None, kernel_shape, strides, padding: str, widest: int = _PRODUCT_WIDTH
+) -> bool:
     """Whether a convolution of maps of this width is faster as a product of matrices.
 
     Args:
@@ -53,6 +55,7 @@ def is_small(width: int | None, kernel_shape, strides, padding: str) -> bool:
         kernel_shape: (height, width, in, out).
         strides: of the convolution.
         padding: "same" or "valid".
+        widest: maps that count as small.
     """
     is_odd = kernel_shape[0] % 2 == kernel_shape[1] % 2 == 1
     is_wide_kernel = kernel_shape[0] * kernel_shape[1] > 1
@@ -60,15 +63,14 @@ def is_small(width: int | None, kernel_shape, strides, padding: str) -> bool:
     is_large = kernel_shape[2] * kernel_shape[3] >= _LARGE_KERNEL
     if not (is_odd and is_wide_kernel and is_same and is_large and width):
         return False
-    return width <= _PRODUCT_WIDTH and on_processor()
+    return width <= widest and on_processor()
 
 
 def has_product_gradient(inputs, kernel, strides, padding: str) -> bool:
     """Whether the gradient of this convolution's kernel is faster as a product of matrices."""
-    width, half_precision = inputs.shape[2], kernel.dtype in (tf.bfloat16, tf.float16)
-    if half_precision and width and _PRODUCT_WIDTH < width <= _GRADIENT_WIDTH:
-        width = _PRODUCT_WIDTH
-    return is_small(width, kernel.shape, strides, padding)
+    is_half_precision = kernel.dtype in (tf.bfloat16, tf.float16)
+    widest = _GRADIENT_WIDTH if is_half_precision else _PRODUCT_WIDTH
+    return is_small(inputs.shape[2], kernel.shape, strides, padding, widest)
 
 
 def on_processor() -> bool:
