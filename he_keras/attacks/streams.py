@@ -11,6 +11,8 @@ import os
 import keras
 import tensorflow as tf
 
+from he_keras.layers.convolution import on_processor
+
 #: Below so many weights a network is so small that starting its operations costs more.
 _WORTHWHILE_WEIGHTS = 100_000
 
@@ -19,7 +21,7 @@ def worthwhile_streams(model) -> int:
     """Returns 2 for a Keras model of some size on a processor with several cores, else 1."""
     if not isinstance(model, keras.Model) or not model.built:
         return 1
-    if (os.cpu_count() or 1) < 2 or tf.config.list_logical_devices("GPU"):
+    if (os.cpu_count() or 1) < 2 or not on_processor():
         return 1
     num_weights = sum(math.prod(weight.shape) for weight in model.weights)
     return 2 if num_weights >= _WORTHWHILE_WEIGHTS else 1

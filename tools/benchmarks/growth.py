@@ -125,26 +125,20 @@ def _timed(cells: dict[Any, Cell], rounds: int) -> tuple[dict, dict]:
 
 def _memory_over(cell: Cell, steps: int, looks: int = 10) -> list[tuple[int, int]]:
     """Steps done and resident bytes, at so many looks."""
-    worker = Worker(OURS, cell)
-    try:
+    found = []
+    with Worker(OURS, cell) as worker:
         worker.ask("first")
-        found = []
         for look in range(1, looks + 1):
             for _ in range(steps // looks):
                 worker.ask("step")
             found.append((look * (steps // looks), worker.ask("resident")))
-    finally:
-        worker.stop()
     return found
 
 
 def _evaluated(cell: Cell) -> list[tuple[int, int]]:
-    worker = Worker(OURS, cell)
-    try:
+    with Worker(OURS, cell) as worker:
         worker.ask("first")
         return worker.ask("evaluated")
-    finally:
-        worker.stop()
 
 
 def draw(growth: Growth, path: pathlib.Path) -> None:

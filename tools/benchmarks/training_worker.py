@@ -35,6 +35,12 @@ class Worker:
         self._process.start()
         theirs.close()
 
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
     def ask(self, request: str) -> Any:
         """Sends a request and waits for the answer."""
         self._connection.send(request)
