@@ -23,7 +23,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 help:
 	@echo "make quickstart  trains, attacks and exports a small model; report in runs/quickstart/"
 	@echo "make test        the fast tests and the examples in the docstrings"
-	@echo "make test-slow   the slow tests;  make test-real  the tests on real data sets"
+	@echo "make test-slow   the slow tests, about 40 minutes; PART=1/4: a quarter of their files"
+	@echo "make test-real   the tests on real data sets"
 	@echo "make benchmark   speeds of training beside the stored ones, as runs/benchmark.json"
 	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
 	@echo "make clean       removes the virtual environment and the caches"
@@ -47,7 +48,7 @@ test: $(STAMP)
 	$(PYTEST) $(PARALLEL) --doctest-modules tests he_keras
 
 test-slow: $(STAMP)
-	$(PYTEST) $(PARALLEL) -m slow tests
+	$(PYTEST) $(PARALLEL) -m slow $(if $(PART),--part=$(PART)) tests
 
 test-real: $(STAMP)
 	$(PYTEST) -m real_data tests

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import he_keras as he
-from he_keras_tools.benchmarks import convolutions, growth, guard, profile, training
+from he_keras_tools.benchmarks import convolutions, growth, guard, head, profile, training
 from he_keras_tools.benchmarks.training import Cell, Result
 
 
@@ -116,7 +116,8 @@ def test_a_cell(objective, tmp_path):
     written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     (found,) = written["cells"]
     assert objective in text and found["cell"]["objective"] == objective
-    assert 0 < found["share_of_bound"] < 1.5
+    alone, step = found["seconds"]["convolutions"], found["seconds"]["he_keras"]
+    assert found["share_of_bound"] == pytest.approx(alone / step) and alone > 0
     assert found["first_step"]["he_keras"] > found["seconds"]["he_keras"] > 0
     assert found["peak_memory"]["he_keras"] > 0
 
@@ -131,6 +132,23 @@ def test_growth(tmp_path):
     assert all(resident > 1e8 for _, resident in found.memory + found.evaluated)
     growth.draw(found, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+def test_the_interval_of_a_ratio():
+    """Of 100 ratios the median lies, in 95 of 100 cases, between the 40th and the 61st."""
+    ratios = [1.0 + place / 100 for place in range(100)]
+    assert head.ratio(ratios, [1.0] * 100) == pytest.approx((1.495, 1.40, 1.59))
+    assert head.ratio([3.0, 1.0], [1.0, 1.0]) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.slow
+def test_head():
+    """Each model steps once a round, and all columns are filled."""
+    cell = Cell("fast_at", "float32", "preact-resnet-small", 4)
+    seconds = head.measure_cell(cell, 3)
+    assert set(seconds) == set(head.HEADS)
+    assert all(len(each) == 3 and min(each) > 0 for each in seconds.values())
+    assert "nan" not in head.line(cell, seconds)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras.layers import convolution
-from he_keras.layers.convolution import Conv2D, product_convolution, turned
+from he_keras.layers.convolution import Conv2D, column_convolution, product_convolution, turned
 from he_keras.networks.inference import InferenceNetwork
 
 SHAPES = [((4, 4), (3, 3)), ((2, 4), (3, 3)), ((5, 3), (1, 5)), ((1, 1), (3, 3))]
@@ -17,6 +17,7 @@ TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
 @pytest.fixture(autouse=True)
 def any_kernel_is_large(monkeypatch):
     monkeypatch.setattr(convolution, "_LARGE_KERNEL", 1)
+    monkeypatch.setattr(convolution, "_LARGE_GRADIENT", 1)
 
 
 def arrays(size, kernel_size, channels=(3, 5), count=2):
@@ -26,32 +27,32 @@ def arrays(size, kernel_size, channels=(3, 5), count=2):
     return tf.constant(images, tf.float32), tf.constant(kernel, tf.float32)
 
 
-def plain(images, kernel):
-    return tf.nn.conv2d(images, kernel, 1, "SAME")
+def plain(images, kernel, stride=1, padding="SAME"):
+    return tf.nn.conv2d(images, kernel, stride, padding)
 
 
 def by_product(images, kernel):
     return product_convolution(images, kernel, turned(kernel))
 
 
-def with_product_gradient(images, kernel):
-    return convolution._with_product_gradient(images, kernel)
+def by_columns(images, kernel, stride=1, padding="same"):
+    return column_convolution(images, kernel, stride, padding)
 
 
-def derivatives(function, images, kernel):
+def derivatives(function, images, kernel, *settings):
     """Values, gradients, and the gradients of the gradients' squares."""
     with tf.GradientTape() as outer:
         outer.watch([images, kernel])
         with tf.GradientTape() as inner:
             inner.watch([images, kernel])
-            outputs = function(images, kernel)
+            outputs = function(images, kernel, *settings)
             total = tf.reduce_sum(outputs**3)
         first = inner.gradient(total, [images, kernel])
         squares = tf.add_n([tf.reduce_sum(each**2) for each in first])
     return [outputs, *first, *outer.gradient(squares, [images, kernel])]
 
 
-@pytest.mark.parametrize("function", [by_product, with_product_gradient])
+@pytest.mark.parametrize("function", [by_product, by_columns])
 @pytest.mark.parametrize(("size", "kernel_size"), SHAPES)
 @pytest.mark.parametrize("is_graph", [False, True])
 def test_derivatives_of_both_orders(function, size, kernel_size, is_graph):
@@ -63,33 +64,62 @@ def test_derivatives_of_both_orders(function, size, kernel_size, is_graph):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-def test_unknown_sizes():
-    """A batch, and images, whose sizes the graph does not know."""
+@pytest.mark.parametrize(
+    ("size", "kernel_size", "stride"),
+    [((10, 10), (3, 3), 2), ((9, 6), (3, 2), 2), ((7, 5), (3, 3), 1), ((9, 9), (2, 3), 3)],
+)
+@pytest.mark.parametrize("is_small", [False, True])
+def test_derivatives_of_valid_convolutions(size, kernel_size, stride, is_small, monkeypatch):
+    """Of both kinds: with values by the product, and with TensorFlow's."""
+    monkeypatch.setattr(convolution, "_PRODUCT_WIDTH", 9 if is_small else 0)
+    images, kernel = arrays(size, kernel_size)
+    found = derivatives(by_columns, images, kernel, stride, "valid")
+    expected = derivatives(plain, images, kernel, stride, "VALID")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
+
+
+def test_an_unknown_number_of_images():
     images, kernel = arrays((4, 3), (3, 3))
-    spec = [tf.TensorSpec([None, None, None, 3]), tf.TensorSpec(kernel.shape)]
-    run = tf.function(by_product, input_signature=spec)
-    np.testing.assert_allclose(run(images, kernel), plain(images, kernel), rtol=1e-5, atol=1e-5)
+    spec = [tf.TensorSpec([None, 4, 3, 3]), tf.TensorSpec(kernel.shape)]
+    for function in (by_product, by_columns):
+        run = tf.function(function, input_signature=spec)
+        np.testing.assert_allclose(run(images, kernel), plain(images, kernel), rtol=1e-5, atol=1e-5)
+
+
+def test_images_of_unknown_size_are_left_to_tensorflow():
+    layer = Conv2D(5, 3, padding="same")
+    images = arrays((4, 4), (3, 3))[0]
+    expected = layer(images)
+    run = tf.function(layer, input_signature=[tf.TensorSpec([None, None, None, 3])])
+    np.testing.assert_allclose(run(images), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("change", "is_small"),
     [
         ({}, True),
-        ({"width": 5}, False),
-        ({"width": None}, False),
+        ({"size": (4, 5)}, False),
+        ({"size": (4, None)}, False),
+        ({"size": (None, 4)}, False),
         ({"strides": (2, 2)}, False),
-        ({"padding": "valid"}, False),
+        ({"padding": "valid"}, True),
+        ({"padding": "valid", "size": (10, 10), "strides": (2, 2)}, True),
+        ({"padding": "valid", "size": (11, 11), "strides": (2, 2)}, False),
+        ({"padding": "valid", "size": (10, 10), "strides": (2, 3)}, False),
+        ({"padding": "valid", "size": (2, 2)}, False),
+        ({"padding": "valid", "kernel_shape": (2, 2, 9, 9)}, True),
         ({"kernel_shape": (1, 1, 9, 9)}, False),
         ({"kernel_shape": (2, 2, 9, 9)}, False),
     ],
 )
 def test_which_convolutions_are_small(change, is_small):
-    settings = {"width": 4, "kernel_shape": (3, 3, 9, 9), "strides": (1, 1), "padding": "same"}
+    settings = {"size": (4, 4), "kernel_shape": (3, 3, 9, 9), "strides": (1, 1), "padding": "same"}
     assert convolution.is_small(**(settings | change)) == is_small
 
 
 def test_small_kernels_and_gpus_are_left_to_tensorflow(monkeypatch):
-    settings = 4, (3, 3, 9, 9), (1, 1), "same"
+    settings = (4, 4), (3, 3, 9, 9), (1, 1), "same"
     monkeypatch.setattr(convolution, "_LARGE_KERNEL", 82)
     assert not convolution.is_small(*settings)
     monkeypatch.setattr(convolution, "_LARGE_KERNEL", 81)
@@ -116,6 +146,8 @@ def test_half_precision_has_the_product_gradient_on_wider_maps(dtype, width):
         {"padding": "same", "strides": 2},
         {"padding": "same", "dilation_rate": 2},
         {"padding": "valid"},
+        {"padding": "valid", "strides": 2},
+        {"padding": "valid", "strides": (1, 2)},
         {"padding": "same", "groups": 3},
     ],
 )
@@ -175,7 +207,7 @@ def test_an_attacked_network_is_the_network(policy):
     @tf.function
     def attacked(is_fixed):
         fast = InferenceNetwork(network)
-        assert len(fast._small) == 3
+        assert len(fast._small) == 4
         weights = fast.weights() if is_fixed else None
         with tf.GradientTape() as tape:
             tape.watch(images)
@@ -188,4 +220,6 @@ def test_an_attacked_network_is_the_network(policy):
         np.testing.assert_allclose(found, expected, atol=TOLERANCES[policy] * scale)
     types = [each.type for each in attacked.get_concrete_function(True).graph.get_operations()]
     convolutions = [each for each in network.layers if isinstance(each, Conv2D)]
-    assert types.count("Conv2D") == types.count("Conv2DBackpropInput") == len(convolutions) - 3
+    assert types.count("Conv2D") == len(convolutions) - 4
+    # The gradient of the images through the strided one is TensorFlow's.
+    assert types.count("Conv2DBackpropInput") == len(convolutions) - 3

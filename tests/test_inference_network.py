@@ -63,14 +63,77 @@ LARGE = ("mobilenet-v2", "vgg-16-bn")
     "name",
     [pytest.param(each, marks=[pytest.mark.slow] * (each in LARGE)) for each in NETWORKS],
 )
-def test_outputs_and_gradients_are_the_networks(name):
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_outputs_and_gradients_are_the_networks(name, is_fixed):
     network = with_own_statistics(NETWORKS[name]())
     images = images_for(network)
     fast = InferenceNetwork(network)
+    weights = fast.weights() if is_fixed else None
     expected, gradient = output_and_gradient(lambda x: network(x, training=False), images)
-    outputs, own_gradient = output_and_gradient(fast, images)
+    outputs, own_gradient = output_and_gradient(lambda x: fast(x, weights), images)
     np.testing.assert_allclose(outputs, expected, atol=2e-5 * np.abs(expected).max())
     np.testing.assert_allclose(own_gradient, gradient, atol=2e-4 * np.abs(gradient).max())
+
+
+def norm_relu_convolutions(activation="relu", reads_norm=False, reads_activation=False):
+    """A batch norm, an activation, and two convolutions behind it; perhaps other readers."""
+    images = keras.Input(SHAPE)
+    norm = BatchNormalization(name="norm")(images)
+    active = keras.layers.Activation(activation)(norm)
+    x = keras.layers.Conv2D(4, 3, padding="same", name="wide")(active)
+    y = keras.layers.Conv2D(4, 1, name="narrow")(active)
+    outputs = [keras.layers.Add()([x, y])]
+    outputs += [keras.layers.Conv2D(4, 1, name="of_norm")(norm)] * reads_norm
+    outputs += [keras.layers.MaxPooling2D(1)(active)] * reads_activation
+    pooled = [keras.layers.GlobalAveragePooling2D()(each) for each in outputs]
+    return keras.Model(
+        images, pooled[0] if len(pooled) == 1 else keras.layers.Concatenate()(pooled)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 2),
+        ({"activation": "softplus"}, 0),
+        ({"reads_norm": True}, 0),
+        ({"reads_activation": True}, 0),
+    ],
+)
+def test_whose_kernels_take_over_the_scale_of_the_norm_before(settings, count):
+    """Where anything else reads the norm or the activation, nothing may; both orders hold."""
+    network = with_own_statistics(norm_relu_convolutions(**settings))
+    images = images_for(network)
+    fast = InferenceNetwork(network)
+    assert len(fast._passed) == count
+
+    def derivatives(function):
+        with tf.GradientTape() as outer:
+            outer.watch(images)
+            with tf.GradientTape() as inner:
+                inner.watch(images)
+                outputs = function(images)
+                total = tf.reduce_sum(outputs**3)
+            gradient = inner.gradient(total, images)
+            squares = tf.reduce_sum(gradient**2)
+        return outputs, gradient, outer.gradient(squares, images)
+
+    weights = fast.weights()
+    for found, expected in zip(
+        derivatives(lambda x: fast(x, weights)),
+        derivatives(lambda x: network(x, training=False)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+def test_prepared_weights_have_no_gradient():
+    """A pass back is spread over other operations than the network's: variables would get less."""
+    network = with_own_statistics(NETWORKS["preact-resnet"]())
+    fast = InferenceNetwork(network)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(fast(images_for(network), fast.weights()))
+    assert set(tape.gradient(total, network.trainable_variables)) == {None}
 
 
 def test_batch_norms_behind_convolutions_are_gone():

@@ -7,6 +7,7 @@ he_keras for torchattacks, which gets a PyTorch twin of it.
 memory: peak memory of each attack beside one forward and backward pass of the same batch.
 objectives: a training step of LLR beside what its passes take.
 training: training steps beside PyTorch (`pip install -e .[bench]`) and the convolutions alone.
+head: a training step with HE beside one with a linear head, in one process.
 profile: where the time of one training step goes, by kinds of operations.
 growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
 guard: ratios beside the stored ones; ends with 1 if one has become worse by more than 30 %.
@@ -46,7 +47,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "training, growth, guard: JSON fil
 _PICTURE = flags.DEFINE_string("picture", None, "growth: PNG file to write.")
 _QUICK = flags.DEFINE_bool("quick", False, "guard: a minute, on a small network, no PyTorch.")
 _STORE = flags.DEFINE_bool("store", False, "guard: makes what was measured the stored ratios.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "attacks: interleaved rounds; the best counts.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Interleaved rounds; head: the more, the surer.")
 _TFLOPS = flags.DEFINE_float("tflops", 50.0, "cost: assumed speed of a device, in 10^12/s.")
 _BENCHMARKS = (
     "data",
@@ -54,6 +55,7 @@ _BENCHMARKS = (
     "memory",
     "objectives",
     "training",
+    "head",
     "profile",
     "serving",
     "growth",
@@ -75,6 +77,7 @@ def main(arguments) -> None:
             _memory,
             _objectives,
             _training,
+            _head,
             _profile,
             _serving,
             _growth,
@@ -120,6 +123,12 @@ def _cells() -> list:
 
     batch_sizes = [int(each) for each in _BATCH_SIZES.value]
     return training.cells(_OBJECTIVES.value, _DTYPES.value, _NETWORKS.value, batch_sizes)
+
+
+def _head() -> str:
+    from he_keras_tools.benchmarks import head
+
+    return head.measure(_cells(), _ROUNDS.value)
 
 
 def _profile() -> str:

@@ -6,19 +6,21 @@ sums are rounded in another order. On a GPU everything is left to TensorFlow.
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-#: Maps of at most this width are convolved by products; measured, see docs/performance.md.
+#: Convolutions to maps of at most this width are products; measured, see docs/performance.md.
 _PRODUCT_WIDTH = 4
 #: In half precision the gradient of a large kernel is, up to this width.
 _GRADIENT_WIDTH = 8
-#: Input times output channels from which a kernel is large.
+#: Input times output channels from which a kernel is large; of gradients in half precision.
 _LARGE_KERNEL = 256 * 256
+_LARGE_GRADIENT = 128 * 256
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
 class Conv2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D` with a faster gradient of the kernel on small maps.
+    """`keras.layers.Conv2D`, faster on small maps, above all the gradient of the kernel.
 
     Values, weights and files are Keras's; what the layer cannot speed up it leaves to Keras's.
 
@@ -34,7 +36,7 @@ class Conv2D(keras.layers.Conv2D):
         """Convolves; Keras adds the bias and applies the activation."""
         tensor = tf.convert_to_tensor(kernel)
         if is_plain(self) and has_product_gradient(inputs, tensor, self.strides, self.padding):
-            return _with_product_gradient(inputs, tensor)
+            return column_convolution(inputs, tensor, self.strides[0], self.padding)
         return super().convolution_op(inputs, kernel)
 
 
@@ -46,31 +48,39 @@ def is_plain(layer: keras.layers.Conv2D) -> bool:
 
 
 def is_small(
-    width: int | None, kernel_shape, strides, padding: str, widest: int = _PRODUCT_WIDTH
+    size,
+    kernel_shape,
+    strides,
+    padding: str,
+    widest: int = _PRODUCT_WIDTH,
+    large: int | None = None,
 ) -> bool:
-    """Whether a convolution of maps of this width is faster as a product of matrices.
+    """Whether a convolution to maps of this width is faster as a product of matrices.
 
     Args:
-        width: of the maps, None if unknown.
+        size: height and width of the images, None where unknown.
         kernel_shape: (height, width, in, out).
         strides: of the convolution.
         padding: "same" or "valid".
         widest: maps that count as small.
+        large: input times output channels from which the kernel is large enough.
     """
-    is_odd = kernel_shape[0] % 2 == kernel_shape[1] % 2 == 1
-    is_wide_kernel = kernel_shape[0] * kernel_shape[1] > 1
-    is_same = padding.lower() == "same" and tuple(strides) == (1, 1)
-    is_large = kernel_shape[2] * kernel_shape[3] >= _LARGE_KERNEL
-    if not (is_odd and is_wide_kernel and is_same and is_large and width):
+    is_large = kernel_shape[2] * kernel_shape[3] >= (_LARGE_KERNEL if large is None else large)
+    if not is_large or kernel_shape[0] * kernel_shape[1] == 1 or None in tuple(size):
         return False
-    return width <= widest and on_processor()
+    is_even = kernel_shape[0] % 2 == 0 or kernel_shape[1] % 2 == 0
+    if strides[0] != strides[1] or (padding.lower() == "same" and (strides[0] > 1 or is_even)):
+        return False
+    return 0 < _output_size(size, kernel_shape, strides[0], padding)[1] <= widest and on_processor()
 
 
 def has_product_gradient(inputs, kernel, strides, padding: str) -> bool:
     """Whether the gradient of this convolution's kernel is faster as a product of matrices."""
-    is_half_precision = kernel.dtype in (tf.bfloat16, tf.float16)
-    widest = _GRADIENT_WIDTH if is_half_precision else _PRODUCT_WIDTH
-    return is_small(inputs.shape[2], kernel.shape, strides, padding, widest)
+    size = inputs.shape[1:3]
+    if kernel.dtype in (tf.bfloat16, tf.float16):
+        limits = _GRADIENT_WIDTH, _LARGE_GRADIENT
+        return is_small(size, kernel.shape, strides, padding, *limits)
+    return is_small(size, kernel.shape, strides, padding)
 
 
 def on_processor() -> bool:
@@ -99,7 +109,7 @@ def product_convolution(inputs, kernel, turned_kernel):
     kernels are right.
 
     Args:
-        inputs: images `(n, h, w, c)`.
+        inputs: images `(n, h, w, c)` of known height and width.
         kernel: `(kh, kw, c, k)` of odd height and width.
         turned_kernel: `turned(kernel)`.
 
@@ -115,23 +125,50 @@ def product_convolution(inputs, kernel, turned_kernel):
         to_inputs = product_convolution(upstream, turned_kernel, kernel)
         return to_inputs, _kernel_gradient(columns, upstream, kernel.shape), None
 
-    columns = _columns(inputs, kernel.shape)
-    outputs = tf.matmul(columns, tf.reshape(kernel, [-1, kernel.shape[-1]]))
-    shape = tf.shape(inputs)
-    outputs = tf.reshape(outputs, [shape[0], shape[1], shape[2], kernel.shape[-1]])
-    return tf.ensure_shape(outputs, [*inputs.shape[:3], kernel.shape[-1]]), gradient
+    columns = _columns(inputs, kernel.shape, 1, "same")
+    return _product(columns, kernel, inputs.shape[1:3]), gradient
 
 
-@tf.custom_gradient
-def _with_product_gradient(inputs, kernel):
-    """A convolution with stride 1 and "same" padding; of its own is only the kernel's gradient."""
+def column_convolution(inputs, kernel, stride: int, padding: str):
+    """Convolves; the gradient of the kernel is a product of matrices.
 
-    def gradient(upstream):
-        to_inputs = tf.nn.conv2d_transpose(upstream, kernel, tf.shape(inputs), 1, "SAME")
-        columns = _columns(inputs, kernel.shape)
-        return to_inputs, _kernel_gradient(columns, upstream, kernel.shape)
+    So are the values where `is_small`; the gradient of the inputs is TensorFlow's.
 
-    return tf.nn.conv2d(inputs, kernel, 1, "SAME"), gradient
+    Args:
+        inputs: images `(n, h, w, c)` of known height and width.
+        kernel: `(kh, kw, c, k)`.
+        stride: of the convolution, in both directions.
+        padding: "valid", or, with stride 1 and a kernel of odd height and width, "same".
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from he_keras.layers.convolution import column_convolution
+        >>> images, kernel = tf.ones([1, 5, 5, 1]), tf.ones([3, 3, 1, 1])
+        >>> column_convolution(images, kernel, 2, "valid").numpy().ravel()
+        array([9., 9., 9., 9.], dtype=float32)
+    """
+    size, mode = inputs.shape[1:3], padding.upper()
+
+    @tf.custom_gradient
+    def convolve(inputs, kernel):
+        def gradient(upstream):
+            to_inputs = tf.nn.conv2d_transpose(upstream, kernel, tf.shape(inputs), stride, mode)
+            read = _columns(inputs, kernel.shape, stride, padding) if columns is None else columns
+            return to_inputs, _kernel_gradient(read, upstream, kernel.shape)
+
+        columns = None
+        if not is_small(size, kernel.shape, (stride, stride), padding):
+            return tf.nn.conv2d(inputs, kernel, stride, mode), gradient
+        columns = _columns(inputs, kernel.shape, stride, padding)
+        output_size = _output_size(size, kernel.shape, stride, padding)
+        return _product(columns, kernel, output_size), gradient
+
+    return convolve(inputs, kernel)
+
+
+def _product(columns, kernel, output_size):
+    outputs = tf.matmul(columns, tf.reshape(kernel, [-1, kernel.shape[3]]))
+    return tf.reshape(outputs, [-1, *output_size, kernel.shape[3]])
 
 
 def _kernel_gradient(columns, upstream, kernel_shape):
@@ -139,16 +176,43 @@ def _kernel_gradient(columns, upstream, kernel_shape):
     return tf.reshape(tf.matmul(columns, rows, transpose_a=True), kernel_shape)
 
 
-def _columns(images, kernel_shape):
+def _output_size(size, kernel_shape, stride: int, padding: str) -> tuple[int, int]:
+    if padding.lower() == "same":
+        return size[0], size[1]
+    return (
+        (size[0] - kernel_shape[0]) // stride + 1,
+        (size[1] - kernel_shape[1]) // stride + 1,
+    )
+
+
+def _columns(images, kernel_shape, stride: int, padding: str):
     """For each output pixel, in a row, all that the kernel sees there; zeros beyond the edge."""
-    kernel_height, kernel_width, channels = kernel_shape[:3]
-    margins = [[0, 0], [kernel_height // 2] * 2, [kernel_width // 2] * 2, [0, 0]]
-    padded, shape = tf.pad(images, margins), tf.shape(images)
-    # Known sizes make fewer operations, and so a shorter time to the first step.
-    height, width = images.shape[1] or shape[1], images.shape[2] or shape[2]
-    taps = [
-        padded[:, top : top + height, left : left + width]
-        for top in range(kernel_height)
-        for left in range(kernel_width)
-    ]
-    return tf.reshape(tf.concat(taps, axis=-1), [-1, kernel_height * kernel_width * channels])
+    (height, width), channels = images.shape[1:3], kernel_shape[2]
+    pixels = _pixels_seen((height, width), kernel_shape, stride, padding)
+    rows = tf.reshape(images, [-1, height * width, channels])
+    if pixels.max() == height * width:
+        rows = tf.pad(rows, [[0, 0], [0, 1], [0, 0]])
+    # One copy of each row of channels; slices of the image would be copied twice.
+    return tf.reshape(tf.gather(rows, pixels.ravel(), axis=1), [-1, pixels.shape[1] * channels])
+
+
+def _pixels_seen(size, kernel_shape, stride: int, padding: str) -> np.ndarray:
+    """Returns which pixel each tap of each output reads; the number after the last is the edge's.
+
+    Example:
+        >>> from he_keras.layers.convolution import _pixels_seen
+        >>> _pixels_seen((1, 3), (1, 3), 1, "same").tolist()
+        [[3, 0, 1], [0, 1, 2], [1, 2, 3]]
+    """
+    lines, is_inside = [], []
+    for length, outputs, taps in zip(
+        size, _output_size(size, kernel_shape, stride, padding), kernel_shape, strict=False
+    ):
+        margin = taps // 2 if padding.lower() == "same" else 0
+        seen = stride * np.arange(outputs)[:, None] + np.arange(taps) - margin
+        lines.append(seen)
+        is_inside.append((seen >= 0) & (seen < length))
+    rows, columns = lines[0][:, None, :, None], lines[1][None, :, None, :]
+    both_inside = is_inside[0][:, None, :, None] & is_inside[1][None, :, None, :]
+    pixels = np.where(both_inside, rows * size[1] + columns, size[0] * size[1])
+    return pixels.reshape(-1, kernel_shape[0] * kernel_shape[1]).astype("int32")

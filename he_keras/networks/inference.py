@@ -4,6 +4,8 @@ In inference mode a batch norm is a scale and a shift for each channel. Behind a
 into it: the kernel is multiplied by the scale, the shift becomes its bias. Values and gradients are
 those of the network, up to rounding. What follows from the variables alone (such products, kernels
 cast to half precision) can be computed once for many passes: an attack's variables stand still.
+Then the gradient of the images also gets the scale of a batch norm before ReLU from the kernels of
+the convolutions after it, see `inference_layers`.
 """
 
 import collections
@@ -13,13 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from he_keras.layers.batch_norm import (
-    FUSED_DTYPES,
-    BatchNormalization,
-    inference_scale_and_shift,
-    scale_and_shift,
-)
-from he_keras.layers.convolution import Conv2D, is_plain, is_small, product_convolution, turned
+from he_keras.layers.batch_norm import FUSED_DTYPES, BatchNormalization
+from he_keras.layers.convolution import Conv2D, is_plain, is_small
+from he_keras.networks.inference_layers import Affine, Kernels
 
 _CONVOLUTIONS = (Conv2D, keras.layers.Conv2D)
 _NORMS = (BatchNormalization, keras.layers.BatchNormalization)
@@ -52,7 +50,10 @@ class InferenceNetwork:
             id(node.operation): node.operation for node in nodes if _is_plain_convolution(node)
         }
         self._norms = {id(node.operation): node.operation for node in nodes if _is_plain_norm(node)}
-        self._folded = self._folded_norms(nodes)
+        readers = _readers(nodes, network.outputs)
+        uses = collections.Counter(id(node.operation) for node in nodes)
+        self._folded = self._folded_norms(nodes, readers, uses)
+        self._passed = self._passed_norms(nodes, readers, uses)
         self._small = {id(node.operation) for node in nodes if self._is_small(node)}
         self._takes_training = {
             id(node.operation)
@@ -72,16 +73,9 @@ class InferenceNetwork:
             return False
         return len(network.inputs) == len(network.outputs) == 1
 
-    def _folded_norms(self, nodes) -> dict[int, Any]:
+    def _folded_norms(self, nodes, readers, uses) -> dict[int, Any]:
         """For each convolution that is read by one batch norm and by nothing else, that norm."""
-        readers = collections.defaultdict(list)
-        for node in nodes:
-            for tensor in node.input_tensors:
-                readers[id(tensor)].append(node.operation)
-        for tensor in self._network.outputs:
-            readers[id(tensor)].append(None)
-        uses = collections.Counter(id(node.operation) for node in nodes)
-        folded = {}
+        folded: dict[int, Any] = {}
         for node in nodes:
             found = readers[id(node.outputs[0])]
             if id(node.operation) not in self._convolutions or len(found) != 1:
@@ -96,29 +90,53 @@ class InferenceNetwork:
                 folded[id(node.operation)] = norm
         return folded
 
+    def _passed_norms(self, nodes, readers, uses) -> dict[int, Any]:
+        """For each convolution of norm(x) behind ReLU, with only such convolutions there: norm."""
+        folded = {id(norm) for norm in self._folded.values()}
+        outputs = {id(node.operation): node.outputs[0] for node in nodes}
+        passed: dict[int, Any] = {}
+        for key, norm in self._norms.items():
+            activations = readers[id(outputs[key])]
+            if key in folded or len(activations) != 1 or not _is_relu(activations[0]):
+                continue
+            behind = readers[id(outputs[id(activations[0])])]
+            chain = [norm, activations[0], *behind]
+            are_convolutions = all(id(each) in self._convolutions for each in behind)
+            if are_convolutions and all(
+                uses[id(each)] == 1 and each.dtype_policy == norm.dtype_policy for each in chain
+            ):
+                passed |= {id(each): norm for each in behind}
+        return passed
+
     def _is_small(self, node) -> bool:
         layer = node.operation
         if id(layer) not in self._convolutions:
             return False
-        width = node.input_tensors[0].shape[2]
-        return is_small(width, layer.kernel.shape, layer.strides, layer.padding)
+        size = node.input_tensors[0].shape[1:3]
+        return is_small(size, layer.kernel.shape, layer.strides, layer.padding)
 
     def weights(self, for_many_passes: bool = True) -> dict[int, Any]:
         """Returns what the layers multiply by and add, from the variables' present values.
 
         Args:
-            for_many_passes: whether it pays to prepare kernels of small maps for their gradients.
+            for_many_passes: whether it pays to prepare kernels for the gradient of the images. Then
+                there is no gradient with respect to the variables.
         """
-        weights: dict[int, Any] = {}
-        for key, norm in self._norms.items():
-            weights[key] = inference_scale_and_shift(norm)
-        for key, convolution in self._convolutions.items():
-            norm = self._folded.get(key)
-            scale, shift = (None, None) if norm is None else weights.pop(id(norm))
-            kernel, bias = _kernel_and_bias(convolution, scale, shift)
-            is_turned = for_many_passes and key in self._small
-            weights[key] = kernel, bias, turned(kernel) if is_turned else None
-        return weights
+        norms = {key: Affine.of(norm) for key, norm in self._norms.items()}
+        weights: dict[int, Any] = dict(norms)
+        for key, layer in self._convolutions.items():
+            after = norms.get(id(self._folded.get(key)))
+            before = norms.get(id(self._passed.get(key)))
+            weights[key] = Kernels.of(layer, after)
+            if for_many_passes:
+                weights[key] = weights[key].prepared(layer, after, before, key in self._small)
+        for norm in self._folded.values():
+            del weights[id(norm)]
+        if not for_many_passes:
+            return weights
+        for norm in self._passed.values():
+            weights[id(norm)] = norms[id(norm)]._replace(is_passed=True)
+        return {key: _stopped(each) for key, each in weights.items()}
 
     def __call__(self, images, weights: dict[int, Any] | None = None):
         """Returns the network's output in inference mode.
@@ -140,7 +158,7 @@ class InferenceNetwork:
     def _operation(self, operation, weights):
         key = id(operation)
         if key in self._convolutions:
-            return lambda inputs, **_: _convolved(operation, inputs, *weights[key])
+            return lambda inputs, **_: weights[key](operation, inputs)
         if key not in self._norms:
             if key not in self._takes_training:
                 return operation
@@ -148,9 +166,7 @@ class InferenceNetwork:
             return lambda *args, **kwargs: operation(*args, **{**kwargs, "training": False})
         if key not in weights:
             return lambda inputs, **_: inputs
-        return lambda inputs, **_: scale_and_shift(
-            tf.cast(inputs, operation.compute_dtype), *weights[key]
-        )
+        return lambda inputs, **_: weights[key](tf.cast(inputs, operation.compute_dtype))
 
 
 def _is_plain_convolution(node) -> bool:
@@ -170,22 +186,28 @@ def _is_plain_norm(node) -> bool:
     return is_image and operation.axis in (-1, 3) and not getattr(operation, "renorm", False)
 
 
-def _kernel_and_bias(convolution, scale, shift):
-    """The kernel and the bias or None, in the layer's dtype, rounded once."""
-    kernel = tf.convert_to_tensor(convolution.kernel)
-    bias = tf.convert_to_tensor(convolution.bias) if convolution.use_bias else None
-    if scale is not None:
-        kernel = tf.cast(kernel, tf.float32) * scale
-        bias = shift if bias is None else tf.cast(bias, tf.float32) * scale + shift
-    dtype = convolution.compute_dtype
-    return tf.cast(kernel, dtype), None if bias is None else tf.cast(bias, dtype)
+def _is_relu(operation) -> bool:
+    is_activation = type(operation) is keras.layers.Activation
+    return is_activation and operation.activation is keras.activations.relu
 
 
-def _convolved(convolution, inputs, kernel, bias, turned_kernel):
-    inputs = tf.cast(inputs, kernel.dtype)
-    if turned_kernel is not None:
-        outputs = product_convolution(inputs, kernel, turned_kernel)
-    else:
-        padding = convolution.padding.upper()
-        outputs = tf.nn.conv2d(inputs, kernel, strides=convolution.strides, padding=padding)
-    return outputs if bias is None else tf.nn.bias_add(outputs, bias)
+def _readers(nodes, outputs) -> dict[int, list]:
+    """For each tensor the operations that read it; None stands for the network's output."""
+    readers: dict[int, list] = collections.defaultdict(list)
+    for node in nodes:
+        for tensor in node.input_tensors:
+            readers[id(tensor)].append(node.operation)
+    for tensor in outputs:
+        readers[id(tensor)].append(None)
+    return readers
+
+
+def _stopped(prepared):
+    """The same, without a gradient with respect to the variables behind it."""
+    return prepared._replace(
+        **{
+            name: tf.stop_gradient(value)
+            for name, value in prepared._asdict().items()
+            if tf.is_tensor(value)
+        }
+    )

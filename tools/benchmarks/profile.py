@@ -31,9 +31,9 @@ _SCHEDULER = ""
 
 def measure(cell) -> str:
     """Returns the table of one cell's step, see `training.Cell`."""
-    from he_keras_tools.benchmarks.training_worker import _KerasSide
+    from he_keras_tools.benchmarks.training_worker import KerasSide
 
-    side = _KerasSide(cell)
+    side = KerasSide(cell)
     side.first()
     for _ in range(3):
         side.step()

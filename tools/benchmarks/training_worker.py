@@ -82,7 +82,7 @@ def _build(tool: str, cell, given):
         return _Convolutions(cell)
     if tool.startswith("torch:"):
         return _TorchSide(cell, tool.removeprefix("torch:"), given)
-    return _KerasSide(cell, tool)
+    return KerasSide(cell, tool)
 
 
 class _Side:
@@ -109,7 +109,7 @@ class _Side:
         return resident("VmRSS")
 
 
-class _KerasSide(_Side):
+class KerasSide(_Side):
     """he_keras: the training function of `fit`, on one batch that is fed again and again."""
 
     def __init__(self, cell, tool: str = "he_keras") -> None:
