@@ -24,7 +24,7 @@ _SPACE = flags.DEFINE_multi_string(
 _MAX_TRIALS = flags.DEFINE_integer("max_trials", None, "Number of trials; 0 for the tuner's own.")
 _OBJECTIVE = flags.DEFINE_string("objective", None, "margin-pgd-K, dlr-pgd-K or apgd-dlr-K.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder; default runs/<name>_search.")
-_SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data and two trials: checks that it runs.")
+_SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data, at most two trials: does it run?")
 _SMOKE_TRIALS = 2
 
 
