@@ -118,8 +118,8 @@ class HEAdversarialModel(keras_repairs.Repaired):
         training_batch.check_floating(inputs)
         return self._scaled_logits(self.features(inputs, training=bool(training)))
 
-    def _scaled_logits(self, features):
-        logits = self.head(features)
+    def _scaled_logits(self, features, head=None):
+        logits = (head or self.head)(features)
         return keras.ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
 
     def features(self, images, training: bool = False):
@@ -138,8 +138,10 @@ class HEAdversarialModel(keras_repairs.Repaired):
         network = self._inference_network
         if network is None:
             return lambda images: self(images, training=False)
-        weights = network.weights()
-        return lambda images: self._scaled_logits(network(images, weights))
+        weights, head = network.weights(), self.head
+        if type(head) is CosineHead:
+            head = head.with_fixed_kernel()
+        return lambda images: self._scaled_logits(network(images, weights), head)
 
     def logits(self, images, training: bool = False):
         """Returns scaled logits; the same as calling the model."""

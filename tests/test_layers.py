@@ -65,6 +65,21 @@ def test_logits_of_every_switch_equal_numpy(options, dtype, tolerance):
     np.testing.assert_allclose(head.unscaled(features) * 7.0, logits, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", HEADS)
+def test_a_fixed_kernel_is_the_present_one(options):
+    """Values and gradients of the features, bit for bit; later changes are not seen."""
+    head = built_head(scale=7.0, dtype="float32", **options)
+    features = tf.constant(np.random.default_rng(0).normal(size=(5, 6)).astype("float32"))
+    fixed = head.with_fixed_kernel()
+    expected = head(features)
+    np.testing.assert_array_equal(fixed(features), expected)
+    np.testing.assert_array_equal(
+        gradients(lambda: fixed(features), features), gradients(lambda: head(features), features)
+    )
+    head.kernel.assign(head.kernel + 1.0)
+    np.testing.assert_array_equal(fixed(features), expected)
+
+
 def test_head_by_hand():
     head = CosineHead(3, scale=10.0)
     head.build((None, 2))

@@ -99,24 +99,36 @@ class CosineHead(keras.layers.Layer):
             autocast=False,
         )
 
-    def cosines(self, features):
+    def class_vectors(self):
+        """Returns what features are multiplied by, `(features, num_classes)`; units for WN."""
+        kernel = tf.cast(tf.convert_to_tensor(self.kernel), computation_dtype(self))
+        return normalize(kernel, axis=0) if self.weight_norm else kernel
+
+    def cosines(self, features, class_vectors=None):
         """Returns `<w_k, z>` with the normalisations switched on: the raw cosines for FN + WN."""
-        dtype = computation_dtype(self)
-        features = tf.cast(features, dtype)
-        kernel = tf.cast(tf.convert_to_tensor(self.kernel), dtype)
+        features = tf.cast(features, computation_dtype(self))
         if self.feature_norm:
             features = normalize(features)
-        if self.weight_norm:
-            kernel = normalize(kernel, axis=0)
-        return tf.matmul(features, kernel)
+        vectors = self.class_vectors() if class_vectors is None else class_vectors
+        return tf.matmul(features, vectors)
 
     def call(self, inputs):
         """Returns scaled logits without margin."""
         return self.scale * self.unscaled(inputs)
 
-    def unscaled(self, features):
-        """Returns the logits at scale 1: cosines, or negative angles for `angle="arc"`."""
-        cosines = self.cosines(features)
+    def with_fixed_kernel(self):
+        """Returns `call` with the present kernel, normalised once for many passes."""
+        vectors = tf.stop_gradient(self.class_vectors())
+        return lambda features: self.scale * self.unscaled(features, vectors)
+
+    def unscaled(self, features, class_vectors=None):
+        """Returns the logits at scale 1: cosines, or negative angles for `angle="arc"`.
+
+        Args:
+            features: a batch of feature vectors.
+            class_vectors: what `class_vectors()` returned; None computes it now.
+        """
+        cosines = self.cosines(features, class_vectors)
         return cosines if self.angle == "cosine" else -arccos_with_finite_slope(cosines)
 
     def with_margin(self, logits, labels, margin: float | None = None):
