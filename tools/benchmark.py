@@ -47,7 +47,9 @@ _OUTPUT = flags.DEFINE_string("output", None, "training, growth, guard: JSON fil
 _PICTURE = flags.DEFINE_string("picture", None, "growth: PNG file to write.")
 _QUICK = flags.DEFINE_bool("quick", False, "guard: a minute, on a small network, no PyTorch.")
 _STORE = flags.DEFINE_bool("store", False, "guard: makes what was measured the stored ratios.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Interleaved rounds; head: the more, the surer.")
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 3, "Interleaved rounds; head: the more, the surer.", lower_bound=1
+)
 _TFLOPS = flags.DEFINE_float("tflops", 50.0, "cost: assumed speed of a device, in 10^12/s.")
 _BENCHMARKS = (
     "data",
