@@ -15,7 +15,7 @@ from broken_models import (
 
 import he_keras as he
 from he_keras.attacks import Victim
-from he_keras.evaluation.planted import border_points, plant, planted_adversarial
+from he_keras.evaluation.planted import _verdict, border_points, plant, planted_adversarial
 from he_keras.evaluation.sanity import all_checks, epsilon_curve, radii, sanity_checks
 from he_keras.evaluation.sanity.black_box import black_box, random_noise
 from he_keras.evaluation.sanity.sample import Sample
@@ -261,6 +261,16 @@ def test_planted_points_lie_on_the_border_and_are_found(norm):
 def test_planted_adversarials_are_found_in_other_norms(norm):
     threat = he.ThreatModel(norm, {"l2": 0.4, "l1": 2.0}[norm])
     assert planted_adversarial(honest(), *sample(), threat).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("found", "total", "verdict"),
+    [(16, 16, "pass"), (14, 16, "pass"), (13, 16, "warn"), (8, 16, "warn"), (7, 16, "fail")]
+    + [(114, 120, "pass"), (109, 120, "warn"), (3, 4, "pass"), (2, 4, "warn"), (27, 32, "warn")],
+)
+def test_a_few_misses_are_no_warning(found, total, verdict):
+    """An honest network, with 114 of 120 found, got a warning for 14 of its first 16."""
+    assert _verdict(found, total, 0).verdict == verdict
 
 
 def test_nothing_can_be_planted_where_features_are_constant():

@@ -11,6 +11,7 @@ Deviations: the read-out is the linear discriminant of regularised covariance in
 logistic regression; all images are attacked in one batch; fewer points around each image.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,9 @@ _RIDGE = 1e-3
 #: Where the decision lies between the farthest inner point (0) and the planted one (1).
 _THRESHOLD = 0.75
 _FEWEST = 4
-_REQUIRED = 0.95
+#: What a sound attack of few steps finds, and how rarely chance may make it look worse.
+_SOUND = 0.95
+_FALSE_ALARM = 0.05
 _LOW = 0.5
 
 
@@ -201,7 +204,7 @@ def _random_search(sample: Sample) -> int:
 
 def _verdict(found: int, total: int, by_chance: int) -> Check:
     figure = f"{found} of {total} found, {by_chance} by random search"
-    if found >= min(_REQUIRED * total, total - 1):
+    if _chance_of_so_few(found, total) >= _FALSE_ALARM:
         message = "The attack finds adversarial images that are known to exist."
         return Check(_NAME, "after", "pass", figure, message)
     return Check(
@@ -211,6 +214,20 @@ def _verdict(found: int, total: int, by_chance: int) -> Check:
         figure,
         "The attack misses adversarial images that are known to exist, so what it does not break "
         "is not thereby robust: find what blocks the gradient, and use square-5000.",
+    )
+
+
+def _chance_of_so_few(found: int, total: int) -> float:
+    """How often an attack that finds a share `_SOUND` of all finds at most so many of these.
+
+    Example:
+        >>> from he_keras.evaluation.planted import _chance_of_so_few
+        >>> [round(_chance_of_so_few(found, 16), 2) for found in (16, 15, 14, 13)]
+        [1.0, 0.56, 0.19, 0.04]
+    """
+    return sum(
+        math.comb(total, count) * _SOUND**count * (1.0 - _SOUND) ** (total - count)
+        for count in range(found + 1)
     )
 
 
