@@ -350,6 +350,32 @@ def test_free_at_keeps_its_noise_in_a_euclidean_ball():
     assert np.isclose(lengths, 0.5).any()
 
 
+def test_free_at_replays_alike_in_a_loop_and_written_out():
+    """Also where the step makes the optimizer's variables itself, which a loop could not."""
+    models = [build_model(objectives.FreeAT(THREAT, num_replays=4)) for _ in range(3)]
+    train_one_step(models[0], *examples(), run_eagerly=True)
+    train_one_step(models[1], *examples())
+    images, labels = examples()
+    models[2].compile(optimizer=keras.optimizers.SGD(0.1))
+    assert np.isfinite(tf.function(lambda: models[2].train_step((images, labels)))()["loss"])
+    assert [int(model.optimizer.iterations) for model in models] == [4, 4, 4]
+    noise = [model.objective.state_arrays()["noise_0"] for model in models]
+    for model, each in zip(models[1:], noise[1:], strict=True):
+        np.testing.assert_allclose(each, noise[0], atol=1e-6)
+        for ours, theirs in zip(model.get_weights(), models[0].get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_replays", [3, 8])
+def test_free_at_traces_two_replays_whatever_their_number(num_replays):
+    """The first, and the loop of the others: the time to the first step does not grow."""
+    counter = CallCounter()
+    model = build_model(objectives.FreeAT(THREAT, num_replays=num_replays), counter=counter)
+    counter.flags.clear()
+    train_one_step(model, *examples())
+    assert len(counter.flags) == 2
+
+
 def test_free_at_updates_the_weights_in_every_replay():
     model = build_model(objectives.FreeAT(THREAT, num_replays=5))
     train_one_step(model, *examples(), run_eagerly=True)

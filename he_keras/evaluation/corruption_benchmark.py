@@ -33,8 +33,7 @@ from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
 from he_keras.evaluation.examples import Examples
 from he_keras.threat import ThreatModel
 
-#: Mean errors of AlexNet on ImageNet-C over the five severities, the usual divisor of the mCE
-#: (Hendrycks and Dietterich 2019, as their code lists them).
+#: AlexNet's mean errors on ImageNet-C over the severities (the paper's code): divisors of the mCE.
 ALEXNET_ERRORS = {
     "gaussian_noise": 0.886428,
     "shot_noise": 0.894468,

@@ -11,6 +11,8 @@ says 1/255 at 4/255).
 Cost per update: one forward and one full backward pass.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -58,9 +60,9 @@ class FreeAT(BufferedObjective):
 
     def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
         """Does one backward pass and both updates, m times."""
-        for _ in range(self.num_replays):
-            training_pass = self._replay(model, images, labels, sample_weight)
-        return training_pass
+        replay = functools.partial(self._replay, model, images, labels, sample_weight)
+        # The first replay makes what variables there are still to make, which no loop can.
+        return _repeat(replay, self.num_replays - 1, replay())
 
     def _replay(self, model, images, labels, sample_weight) -> TrainingPass:
         noise = self.noise.first_rows(tf.shape(images)[0])
@@ -86,3 +88,26 @@ class FreeAT(BufferedObjective):
             "num_replays": self.num_replays,
             "step_size": self.step_size,
         }
+
+
+def _repeat(replay, times: int, first: TrainingPass) -> TrainingPass:
+    """Replays `times` times and returns the last pass.
+
+    A loop of the graph is traced and compiled once. Under a strategy the replays are written out:
+    replicas cannot meet inside such a loop.
+    """
+    if times < 2 or tf.distribute.has_strategy():
+        for _ in range(times):
+            first = replay()
+        return first
+    _, *last = tf.while_loop(
+        lambda count, *_: count < times,
+        lambda count, *_: (count + 1, *_tensors(replay())),
+        (0, *_tensors(first)),
+        parallel_iterations=1,
+    )
+    return first._replace(losses=last[0], logits=last[1])
+
+
+def _tensors(training_pass: TrainingPass) -> tuple:
+    return training_pass.losses, training_pass.logits
