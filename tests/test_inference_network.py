@@ -8,10 +8,12 @@ import tensorflow as tf
 import he_keras as he
 from he_keras.layers.batch_norm import BatchNormalization
 from he_keras.networks.inference import InferenceNetwork
+from he_keras.networks.inference_layers import rectified
 
 SHAPE = (8, 8, 3)
 NETWORKS = {
     "preact-resnet": lambda: he.networks.PreActResNet(SHAPE, (4, 8), (1, 1)),
+    "uneven": lambda: he.networks.PreActResNet((7, 7, 3), (4, 8), (1, 1)),
     "wide-resnet": lambda: he.networks.WideResNet(10, 1, SHAPE),
     "mobilenet-v2": lambda: he.networks.get("mobilenet-v2", (32, 32, 3)),
     "vgg-16-bn": lambda: he.networks.get("vgg-16-bn", (32, 32, 3)),
@@ -75,13 +77,20 @@ def test_outputs_and_gradients_are_the_networks(name, is_fixed):
     np.testing.assert_allclose(own_gradient, gradient, atol=2e-4 * np.abs(gradient).max())
 
 
-def norm_relu_convolutions(activation="relu", reads_norm=False, reads_activation=False):
+def norm_relu_convolutions(activation="relu", reads_norm=False, reads_activation=False, strides=1):
     """A batch norm, an activation, and two convolutions behind it; perhaps other readers."""
     images = keras.Input(SHAPE)
     norm = BatchNormalization(name="norm")(images)
     active = keras.layers.Activation(activation)(norm)
-    x = keras.layers.Conv2D(4, 3, padding="same", name="wide")(active)
-    y = keras.layers.Conv2D(4, 1, name="narrow")(active)
+    if strides == 1:
+        x = keras.layers.Conv2D(4, 3, padding="same", name="wide")(active)
+        y = keras.layers.Conv2D(4, 1, name="narrow")(active)
+    else:
+        padded = keras.layers.ZeroPadding2D(1)(keras.layers.ZeroPadding2D(0)(active))
+        x = keras.layers.Conv2D(4, 3, strides, name="wide")(padded)
+        y = keras.layers.Conv2D(4, 1, name="narrow")(
+            keras.layers.AveragePooling2D(1, strides)(active)
+        )
     outputs = [keras.layers.Add()([x, y])]
     outputs += [keras.layers.Conv2D(4, 1, name="of_norm")(norm)] * reads_norm
     outputs += [keras.layers.MaxPooling2D(1)(active)] * reads_activation
@@ -95,6 +104,7 @@ def norm_relu_convolutions(activation="relu", reads_norm=False, reads_activation
     ("settings", "count"),
     [
         ({}, 2),
+        ({"strides": 2}, 2),
         ({"activation": "softplus"}, 0),
         ({"reads_norm": True}, 0),
         ({"reads_activation": True}, 0),
@@ -125,6 +135,53 @@ def test_whose_kernels_take_over_the_scale_of_the_norm_before(settings, count):
         strict=True,
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+def test_padding_of_another_axis_passes_no_scale():
+    images = keras.Input(SHAPE)
+    active = keras.layers.Activation("relu")(BatchNormalization()(images))
+    # Pads the width and the channels of our images.
+    padded = keras.layers.ZeroPadding2D(1, data_format="channels_first")(active)
+    pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(padded))
+    assert not InferenceNetwork(keras.Model(images, pooled))._passed
+
+
+BFLOAT16 = np.arange(2**16, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("upstream", [BFLOAT16, np.random.default_rng(0).permutation(BFLOAT16)])
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_the_gradient_of_relu_in_bfloat16_for_every_number(upstream, is_graph):
+    images, upstream = (tf.bitcast(each, tf.bfloat16) for each in (BFLOAT16, upstream))
+    sizes = [np.abs(each.numpy().astype(np.float32)) for each in (images, upstream)]
+    smallest = float(np.finfo(np.float32).tiny)
+    is_usual = np.all([(each == 0) | ((each >= smallest) & (each < 2.0**121)) for each in sizes], 0)
+    assert is_usual.sum() > 55_000
+
+    def gradient(function):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = function(images)
+        return tape.gradient(outputs, images, output_gradients=upstream)
+
+    run = tf.function(gradient) if is_graph else gradient
+    found, expected = run(rectified), gradient(tf.nn.relu)
+    np.testing.assert_array_equal(rectified(images)[is_usual], tf.nn.relu(images)[is_usual])
+    np.testing.assert_array_equal(found[is_usual], expected[is_usual])
+
+
+def test_relu_in_bfloat16_can_be_differentiated_twice():
+    images = tf.constant([-1.0, 0.0, 1.0, 2.0], tf.bfloat16)
+    with tf.GradientTape() as outer:
+        outer.watch(images)
+        with tf.GradientTape() as inner:
+            inner.watch(images)
+            cubes = rectified(images) ** 3
+        gradient = inner.gradient(cubes, images)
+    np.testing.assert_array_equal(tf.cast(gradient, tf.float32), [0, 0, 3, 12])
+    np.testing.assert_array_equal(
+        tf.cast(outer.gradient(gradient, images), tf.float32), [0, 0, 6, 12]
+    )
 
 
 def test_prepared_weights_have_no_gradient():

@@ -35,6 +35,24 @@ def test_halves_give_what_the_whole_gives(model, count, what):
     np.testing.assert_allclose(gradient, tape.gradient(whole, images), atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_halves_can_be_differentiated_twice(model, count):
+    images = tf.constant(np.random.default_rng(0).random((count, 4)), tf.float32)
+
+    def second_derivative(num_streams):
+        victim = Victim(model, streams=num_streams)
+        with tf.GradientTape() as outer:
+            outer.watch(images)
+            with tf.GradientTape() as inner:
+                inner.watch(images)
+                total = tf.reduce_sum(victim.logits(images) ** 2)
+            squares = tf.reduce_sum(inner.gradient(total, images) ** 2)
+        return outer.gradient(squares, images)
+
+    halves = tf.function(lambda: second_derivative(2))()
+    np.testing.assert_allclose(halves, second_derivative(1), rtol=1e-4, atol=1e-6)
+
+
 def test_each_half_is_a_network_of_its_own(model):
     sizes = []
 

@@ -42,8 +42,23 @@ def in_streams(function, images, streams: int):
     """
     if streams == 1 or tf.executing_eagerly():
         return function(images)
+    first, second = _halves(images)
+    outputs = function(first), function(second)
+    return _joined(*outputs, tf.shape(images)[0])
+
+
+@tf.custom_gradient
+def _halves(images):
+    """Returns both halves; their gradients are joined where TensorFlow would add them to zeros."""
     count = tf.shape(images)[0]
     half = (count + 1) // 2
-    first = function(images[:half])
-    second = function(images[count - half :])
-    return tf.concat([first, second[2 * half - count :]], axis=0)
+
+    def gradient(first, second):
+        # What the second half's copy of the middle image leads to is read by nobody.
+        return _joined(first, second, count)
+
+    return (images[:half], images[count - half :]), gradient
+
+
+def _joined(first, second, count):
+    return tf.concat([first, second[tf.shape(second)[0] + tf.shape(first)[0] - count :]], axis=0)

@@ -17,10 +17,12 @@ import tensorflow as tf
 
 from he_keras.layers.batch_norm import FUSED_DTYPES, BatchNormalization
 from he_keras.layers.convolution import Conv2D, is_plain, is_small
-from he_keras.networks.inference_layers import Affine, Kernels
+from he_keras.networks.inference_layers import Affine, Kernels, picked, rectified
 
 _CONVOLUTIONS = (Conv2D, keras.layers.Conv2D)
 _NORMS = (BatchNormalization, keras.layers.BatchNormalization)
+#: Linear layers that treat each channel by itself and all channels alike.
+_CHANNELWISE = (keras.layers.ZeroPadding2D, keras.layers.AveragePooling2D)
 
 
 class InferenceNetwork:
@@ -91,7 +93,10 @@ class InferenceNetwork:
         return folded
 
     def _passed_norms(self, nodes, readers, uses) -> dict[int, Any]:
-        """For each convolution of norm(x) behind ReLU, with only such convolutions there: norm."""
+        """For each convolution of norm(x) behind ReLU, with only such convolutions there: norm.
+
+        Paddings and poolings, which leave the channels apart, may come in between.
+        """
         folded = {id(norm) for norm in self._folded.values()}
         outputs = {id(node.operation): node.outputs[0] for node in nodes}
         passed: dict[int, Any] = {}
@@ -99,8 +104,8 @@ class InferenceNetwork:
             activations = readers[id(outputs[key])]
             if key in folded or len(activations) != 1 or not _is_relu(activations[0]):
                 continue
-            behind = readers[id(outputs[id(activations[0])])]
-            chain = [norm, activations[0], *behind]
+            between, behind = _behind(activations[0], readers, outputs)
+            chain = [norm, activations[0], *between, *behind]
             are_convolutions = all(id(each) in self._convolutions for each in behind)
             if are_convolutions and all(
                 uses[id(each)] == 1 and each.dtype_policy == norm.dtype_policy for each in chain
@@ -159,6 +164,10 @@ class InferenceNetwork:
         key = id(operation)
         if key in self._convolutions:
             return lambda inputs, **_: weights[key](operation, inputs)
+        if _is_relu(operation):
+            return lambda inputs, **_: rectified(tf.cast(inputs, operation.compute_dtype))
+        if _is_pick(operation):
+            return lambda inputs, **_: _pooled(operation, inputs)
         if key not in self._norms:
             if key not in self._takes_training:
                 return operation
@@ -191,6 +200,20 @@ def _is_relu(operation) -> bool:
     return is_activation and operation.activation is keras.activations.relu
 
 
+def _is_pick(operation) -> bool:
+    """Whether this layer only leaves out pixels, alike in both directions."""
+    is_pooling = type(operation) is keras.layers.AveragePooling2D
+    if not is_pooling or operation.data_format != "channels_last":
+        return False
+    return operation.pool_size == (1, 1) and len(set(operation.strides)) == 1
+
+
+def _pooled(layer, images):
+    stride = layer.strides[0]
+    is_even = not any(size is None or size % stride for size in images.shape[1:3])
+    return picked(tf.cast(images, layer.compute_dtype), stride) if is_even else layer(images)
+
+
 def _readers(nodes, outputs) -> dict[int, list]:
     """For each tensor the operations that read it; None stands for the network's output."""
     readers: dict[int, list] = collections.defaultdict(list)
@@ -200,6 +223,20 @@ def _readers(nodes, outputs) -> dict[int, list]:
     for tensor in outputs:
         readers[id(tensor)].append(None)
     return readers
+
+
+def _behind(operation, readers, outputs) -> tuple[list, list]:
+    """Returns the paddings and poolings that read an operation's output, and what comes then."""
+    between: list = []
+    behind: list = []
+    for reader in readers[id(outputs[id(operation)])]:
+        if not (type(reader) in _CHANNELWISE and reader.data_format == "channels_last"):
+            behind.append(reader)
+            continue
+        further, last = _behind(reader, readers, outputs)
+        between += [reader, *further]
+        behind += last
+    return between, behind
 
 
 def _stopped(prepared):
