@@ -169,7 +169,8 @@ def draw(growth: Growth, path: pathlib.Path) -> None:
         axes.set_xlabel(label)
         axes.set_ylabel("resident memory in MB")
     for axes in panels:
-        axes.set_ylim(bottom=0)
+        # Room above a level line, whose own margins would be those of its small range.
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.set_xlim(left=0)
         plain_axes(axes)
     figure.suptitle(f"PGD-AT on {growth.network}, {growth.dtype}", fontsize=10)
