@@ -118,13 +118,16 @@ def test_which_convolutions_are_small(change, is_small):
     assert convolution.is_small(**(settings | change)) == is_small
 
 
-def test_small_kernels_and_gpus_are_left_to_tensorflow(monkeypatch):
+@pytest.mark.parametrize("accelerator", ["GPU", "TPU"])
+def test_small_kernels_and_accelerators_are_left_to_tensorflow(monkeypatch, accelerator):
     settings = (4, 4), (3, 3, 9, 9), (1, 1), "same"
     monkeypatch.setattr(convolution, "_LARGE_KERNEL", 82)
     assert not convolution.is_small(*settings)
     monkeypatch.setattr(convolution, "_LARGE_KERNEL", 81)
     assert convolution.is_small(*settings)
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind: [kind] * (kind == accelerator)
+    )
     assert not convolution.is_small(*settings)
 
 

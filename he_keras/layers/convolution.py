@@ -2,7 +2,7 @@
 
 Where a map is only a few pixels wide, TensorFlow's kernels reach a fraction of the speed of a
 matrix product, above all for the gradient of the weights in bfloat16. The mathematics is the same;
-sums are rounded in another order. On a GPU everything is left to TensorFlow.
+sums are rounded in another order. On a GPU or TPU everything is left to TensorFlow.
 """
 
 import keras
@@ -84,8 +84,8 @@ def has_product_gradient(inputs, kernel, strides, padding: str) -> bool:
 
 
 def on_processor() -> bool:
-    """Whether there is no GPU."""
-    return not tf.config.list_logical_devices("GPU")
+    """Whether there is neither a GPU nor a TPU."""
+    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 def turned(kernel):
