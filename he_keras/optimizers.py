@@ -129,7 +129,7 @@ class SGD(keras.optimizers.Optimizer):
         if not self.velocities:
             self.assign_sub(variable, learning_rate * gradient)
             return
-        # One pass over the weights where seven single operations took several.
+        # One pass over weights and velocity in place of seven operations.
         tf.raw_ops.ResourceApplyMomentum(
             var=_handle(variable),
             accum=_handle(self.velocities[index]),

@@ -61,4 +61,5 @@ def _halves(images):
 
 
 def _joined(first, second, count):
-    return tf.concat([first, second[tf.shape(second)[0] + tf.shape(first)[0] - count :]], axis=0)
+    """Both parts, equally long, without the middle row of the second where `count` is odd."""
+    return tf.concat([first, second[2 * tf.shape(second)[0] - count :]], axis=0)
