@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-real benchmark lint format clean
+.PHONY: help setup quickstart test test-slow test-real test-lowest test-newest benchmark lint format clean
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -12,7 +12,11 @@ STAMP := $(VENV)/.installed
 PYTEST := $(VENV_PYTHON) -m pytest -q
 # Neighbours stay together, because tests of a file share what is expensive to build.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
-SOURCES := he_keras tools configs tests setup.py
+# What `make test-lowest` and `make test-newest` run; doctests show one version's way of printing.
+TESTS := tests
+RESOLUTION_lowest := lowest-direct
+RESOLUTION_newest := highest
+SOURCES := he_keras he_keras_cli.py tools configs tests setup.py
 # A Python of a supported version that can create a virtual environment.
 USABLE := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.10 python3 python; do \
@@ -23,8 +27,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 help:
 	@echo "make quickstart  trains, attacks and exports a small model; report in runs/quickstart/"
 	@echo "make test        the fast tests and the examples in the docstrings"
-	@echo "make test-slow   the slow tests, about 40 minutes; PART=1/4: a quarter of their files"
-	@echo "make test-real   the tests on real data sets"
+	@echo "make test-slow   the slow tests, tens of minutes on two cores"
+	@echo "make test-real   prepares CIFAR-10, MNIST and Fashion-MNIST, and runs the tests on them"
+	@echo "make test-lowest the fast tests with the lowest versions that setup.py allows"
+	@echo "make test-newest the fast tests with the newest versions; TESTS=FILES: some of them"
 	@echo "make benchmark   speeds of training beside the stored ones, as runs/benchmark.json"
 	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
 	@echo "make clean       removes the virtual environment and the caches"
@@ -48,10 +54,23 @@ test: $(STAMP)
 	$(PYTEST) $(PARALLEL) --doctest-modules tests he_keras
 
 test-slow: $(STAMP)
-	$(PYTEST) $(PARALLEL) -m slow $(if $(PART),--part=$(PART)) tests
+	$(PYTEST) $(PARALLEL) -m slow tests
 
+test-real: export TFDS_DATA_DIR := $(or $(TFDS_DATA_DIR),$(CURDIR)/.tfds)
 test-real: $(STAMP)
+	$(VENV_PYTHON) tests/prepare_real_data.py --data_dir="$$TFDS_DATA_DIR"
 	$(PYTEST) -m real_data tests
+
+.venv-%/.installed: setup.py
+	@"$(PYTHON)" -c "$(USABLE)"
+	@echo "Installing the $* versions of all dependencies into .venv-$*: a few minutes, once"
+	@"$(PYTHON)" -m venv --clear .venv-$*
+	@.venv-$*/bin/python -m pip install -qq --disable-pip-version-check uv
+	@.venv-$*/bin/uv pip install -q --python .venv-$*/bin/python --resolution $(RESOLUTION_$*) -e ".[dev]"
+	@touch $@
+
+test-lowest test-newest: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -q $(PARALLEL) $(TESTS)
 
 benchmark: $(STAMP)
 	@mkdir -p runs
@@ -67,5 +86,5 @@ format: $(STAMP)
 	$(VENV_PYTHON) -m ruff check --fix $(SOURCES)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find he_keras tools configs tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Packaging of he_keras, of its command-line programs and of its experiment configurations."""
+"""Packaging of he_keras and of the command he-keras."""
 
 import ast
 import pathlib
@@ -7,15 +7,13 @@ from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
-# Folders whose name inside the repository is too general for an installed package.
-RENAMED = {"he_keras_tools": "tools", "he_keras_configs": "configs"}
-
 REQUIREMENTS = [
     "keras>=3.12,<4",
     "tensorflow>=2.20,<2.22",
-    "tensorflow-datasets>=4.9.8,<5",
+    "tensorflow-datasets>=4.9.10,<5",
     "cleverhans>=4.0.0,<5",
-    "keras-tuner>=1.4.7,<2",
+    # The search uses four of its private names: tests/project/test_private_names.py.
+    "keras-tuner>=1.4.7,<1.5",
     "absl-py>=2.0",
     "numpy>=1.26,<3",
     "ml-collections>=1.0,<2",
@@ -23,9 +21,10 @@ REQUIREMENTS = [
     "scipy>=1.10,<2",
     "matplotlib>=3.8,<4",
     "pillow>=10.0",
+    "jinja2>=3.1,<4",
     # keras-tuner imports tensorboard and tensorflow-datasets imports importlib_resources, and
     # neither asks for it.
-    "tensorboard>=2.19,<3",
+    "tensorboard>=2.20,<3",
     "importlib_resources>=6.0",
     "tqdm>=4.60,<5",
 ]
@@ -36,7 +35,7 @@ ONNX = [
     for requirement in ("onnx>=1.23,<2", "onnxruntime>=1.31,<2", "tf2onnx>=1.17,<2")
 ]
 SERVE = [
-    "aiohttp>=3.11,<4",
+    "aiohttp>=3.13.3,<4",
     "orjson>=3.10,<4",
     "prometheus_client>=0.21,<1",
     "pysimdjson>=7.0,<8",
@@ -81,15 +80,6 @@ def read_description() -> str:
     return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
 
-def list_packages() -> list[str]:
-    """Returns every package that gets installed, under its installed name."""
-    packages = find_packages(str(ROOT), include=["he_keras", "he_keras.*"])
-    for installed_name, folder in RENAMED.items():
-        packages.append(installed_name)
-        packages += [f"{installed_name}.{sub}" for sub in find_packages(str(ROOT / folder))]
-    return packages
-
-
 setup(
     name="he_keras",
     version=read_version(),
@@ -98,15 +88,15 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    packages=list_packages(),
-    package_dir=RENAMED,
+    packages=find_packages(str(ROOT), include=["he_keras", "he_keras.*"]),
+    # What `he-keras` runs before TensorFlow is loaded, and so before the package.
+    py_modules=["he_keras_cli"],
     package_data={
-        "he_keras": ["py.typed", "**/*.json", "**/*.html", "**/*.css", "**/*.js"],
-        "he_keras_tools": ["**/*.json"],
+        "he_keras": ["py.typed", "**/*.json", "**/*.jinja", "**/*.css", "**/*.js"],
     },
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["he-keras = he_keras_tools.cli:main"]},
+    entry_points={"console_scripts": ["he-keras = he_keras_cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

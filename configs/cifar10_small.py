@@ -1,23 +1,15 @@
-"""CIFAR-10 on a CPU: FastAT on a pre-activation ResNet of 47 million multiply-adds.
+"""CIFAR-10 on a CPU, on a small network: --config=configs/cifar10_small.py:METHOD.
 
-Command:  python tools/train.py --config=configs/cifar10_small.py
-          (--config.head.kind=linear for the baseline)
-Time and numbers: docs/RESULTS.md, measured on two cores.
+METHOD is fast_at (the default), standard, pgd_at, rat, awp or llr. The network is a pre-activation
+ResNet with a hypersphere head; `--config.head.kind=linear` is the baseline.
+
+Values, sources and deviations: he_keras/experiment/catalog/cifar10_small.py. `he-keras train
+--list` shows every experiment with its published numbers.
 """
 
-from he_keras.experiment import default_config
+from he_keras.experiment.catalog import cifar10_small
 
 
-def get_config():
-    """Returns the configuration."""
-    config = default_config()
-    with config.unlocked():
-        config.name = "cifar10_small"
-        config.network.name = "preact-resnet-small"
-        config.head.update({"scale": 15.0, "margin": 0.2})
-        config.objective = {"name": "fast_at", "step_size": "10/255", "initialization": "random"}
-        config.optimizer.update({"learning_rate": 0.2, "weight_decay": 5e-4})
-        config.schedule = {"name": "triangular"}
-        config.train.epochs = 10
-        config.evaluation.step_size = "0.003"
-    return config.lock()
+def get_config(argument: str = "fast_at"):
+    """Returns the configuration; change values of it here, within `config.unlocked()`."""
+    return cifar10_small.get_config(argument)

@@ -12,6 +12,7 @@ from he_keras import (
     analysis,
     attacks,
     callbacks,
+    cpu,
     data,
     distribution,
     evaluation,
@@ -25,6 +26,7 @@ from he_keras import (
     schedules,
     search,
     serving,
+    zoo,
 )
 from he_keras.adversarial_model import HEAdversarialModel, load_model
 from he_keras.evaluation import evaluate_robustness
@@ -45,6 +47,7 @@ __all__ = [
     "analysis",
     "attacks",
     "callbacks",
+    "cpu",
     "data",
     "distribution",
     "evaluate_robustness",
@@ -62,4 +65,5 @@ __all__ = [
     "schedules",
     "search",
     "serving",
+    "zoo",
 ]

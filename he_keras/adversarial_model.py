@@ -5,33 +5,37 @@ exported. The objective says what to craft and which loss to minimise; this clas
 expects of a model around it: gradients, sample weights, mixed precision, replicas, metrics, saving.
 """
 
-import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import keras
 import tensorflow as tf
 
-from he_keras import attacks, losses
-from he_keras.attacks.attack import Attack, is_wrong, seeds_from_content
-from he_keras.attacks.checks import check_seed
-from he_keras.attacks.victim import Victim
-from he_keras.distribution import keras_repairs, needs_static_shapes, replicas
+from he_keras import cpu, losses
+from he_keras.arguments import check_seed
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.precision import at_least_float32
+from he_keras.attacks.framework.result import is_wrong
+from he_keras.attacks.framework.seeds import seeds_from_content
+from he_keras.attacks.framework.victim import Victim
+from he_keras.attacks.registry import for_evaluation
+from he_keras.cpu.fixed_model import FixedModel
+from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.model_files import load_keras_file
-from he_keras.networks.inference import InferenceNetwork
-from he_keras.objectives import Objective, Standard, TrainingPass, training_batch
-from he_keras.threat import ThreatModel
+from he_keras.networks.checks import check_attackable, check_parts, feature_shape
+from he_keras.objectives import (
+    Objective,
+    Standard,
+    TrainingPass,
+    TrainingStep,
+    added_losses,
+    training_batch,
+)
+from he_keras.objectives.objective import weighted
 
 _STATE_PREFIX = "objective_"
 _RANDOM_PREFIX = "random_state_"
-
-
-class Update(NamedTuple):
-    """What one optimizer step leaves behind: its forward pass, and the gradient asked for."""
-
-    training_pass: TrainingPass
-    watched_gradient: Any
+# Between the seeds of two replicas; a prime far above the seeds that people count up from 0, so
+# that replica 1 of one run does not draw what replica 0 of the next run draws.
+_REPLICA_STRIDE = 7_919
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -44,7 +48,7 @@ class HEAdversarialModel(keras_repairs.Repaired):
     policies. Batches are images within the threat model's bounds and class numbers.
 
     Args:
-        network: a `keras.Model` (or layer) from images to feature vectors.
+        network: a `keras.Model` (or layer) from images to feature vectors, subclassed ones too.
         head: `CosineHead`, `keras.layers.Dense`, or any layer from features to logits.
         objective: a training objective; default `Standard()`.
         evaluation_attack: the attack behind `robust_accuracy`: an `Attack`, a name such as
@@ -72,23 +76,22 @@ class HEAdversarialModel(keras_repairs.Repaired):
         seed: int = 0,
         **kwargs,
     ) -> None:
-        _check_parts(network, head, objective)
+        check_parts(network, head)
+        _check_objective(objective)
         check_seed(seed)
         super().__init__(**kwargs)
-        # The network decides where half precision begins; cast to it here, an image would lose its
-        # perturbation before any normalisation.
+        # The network decides where half precision begins. Images that were cast to it here would
+        # lose their perturbation before any normalisation.
         self.autocast = False
         self.network = network
         self.head = head
-        is_supported = InferenceNetwork.is_supported(network)
-        self._inference_network = InferenceNetwork(network) if is_supported else None
+        #: Why inference takes no short cuts through this network; empty where it may.
+        self.short_cut_fault = ""
         self.objective = Standard() if objective is None else objective
         self.seed = int(seed)
         # Keras warns and leaves XLA off for objectives whose state it cannot compile.
         self.supports_jit = self.objective.supports_jit
-        self.evaluation_attack = _resolve_attack(
-            evaluation_attack, self.objective.threat, self.seed
-        )
+        self.evaluation_attack = evaluation_attack
         self.loss_tracker = keras.metrics.Mean(name="loss")
         self.accuracy_metric = keras.metrics.Mean(name="accuracy")
         self.clean_accuracy_metric = keras.metrics.Mean(name="clean_accuracy")
@@ -97,17 +100,20 @@ class HEAdversarialModel(keras_repairs.Repaired):
         if input_shape is not None:
             self.build(input_shape)
 
+    @property
+    def evaluation_attack(self) -> Attack | None:
+        """The attack behind `robust_accuracy`, or None; another one may be set at any time."""
+        return self._evaluation_attack
+
+    @evaluation_attack.setter
+    def evaluation_attack(self, attack: Attack | str | None) -> None:
+        self._evaluation_attack = for_evaluation(attack, self.objective.threat, self.seed)
+        # The compiled function runs the attack that was there before.
+        self.test_function = None
+
     def build(self, input_shape) -> None:
         """Creates the weights, and the objective's state, for images of this shape."""
-        if not self.network.built:
-            self.network.build(input_shape)
-        features = self.network.compute_output_shape(input_shape)
-        if len(features) != 2:
-            raise ValueError(
-                "The network must end in a feature vector; expected output of shape (batch, "
-                "features): add global pooling or Flatten; "
-                f"received output shape {tuple(features)}"
-            )
+        features = feature_shape(self.network, input_shape)
         if not self.head.built:
             self.head.build(features)
         self.objective.build(tuple(input_shape[1:]))
@@ -116,32 +122,55 @@ class HEAdversarialModel(keras_repairs.Repaired):
     def call(self, inputs, training=None):
         """Returns the head's scaled logits, without margin."""
         training_batch.check_floating(inputs)
-        return self._scaled_logits(self.features(inputs, training=bool(training)))
+        logits = self._scaled_logits(self.features(inputs, training=bool(training)))
+        if training:
+            added_losses.note(self.network, self.head)
+        return logits
 
-    def _scaled_logits(self, features, head=None):
-        logits = (head or self.head)(features)
-        return keras.ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
+    def _scaled_logits(self, features):
+        return at_least_float32(self.head(features))
 
     def features(self, images, training: bool = False):
-        """Returns the feature vectors in front of the head."""
-        is_symbolic = isinstance(images, keras.KerasTensor)
-        if training or is_symbolic or self._inference_network is None:
+        """Returns the feature vectors that the head takes."""
+        if self.short_cut_fault:
             return self.network(images, training=training)
-        return self._inference_network(images)
+        faster = cpu.training_function if training else cpu.inference_function
+        return faster(self.network)(images)
 
-    def with_fixed_weights(self) -> Callable:
-        """Returns a function from images to scaled logits in inference mode.
+    def take_no_short_cuts(self, fault: str) -> None:
+        """Runs as Keras would from now on; `fault` says why, wherever it matters."""
+        self.short_cut_fault, self.predict_function, self.test_function = fault, None, None
+        if self.train_function is not None:
+            self.make_train_function(force=True)
 
-        It reads the variables once, now, and so saves attacks what follows from the variables
-        alone. It serves the graph in which it was made.
+    def plain_logits(self, images):
+        """Returns the scaled logits in inference mode as Keras computes them, without short cuts.
+
+        Attacks compare with it what they attack: see `he_keras.attacks.framework.agreement`.
         """
-        network = self._inference_network
-        if network is None:
-            return lambda images: self(images, training=False)
-        weights, head = network.weights(), self.head
-        if type(head) is CosineHead:
-            head = head.with_fixed_kernel()
-        return lambda images: self._scaled_logits(network(images, weights), head)
+        if self.has_own_passes:
+            with cpu.disabled():
+                return self(images, training=False)
+        return self._scaled_logits(self.network(images, training=False))
+
+    @property
+    def has_own_passes(self) -> bool:
+        """Whether a subclass computes features or logits in a way of its own."""
+        return any(
+            getattr(type(self), name) is not getattr(HEAdversarialModel, name)
+            for name in ("call", "features")
+        )
+
+    def with_fixed_weights(self) -> FixedModel:
+        """Returns the functions from images to features and to scaled logits in inference mode.
+
+        They may read the variables once, now, and so save attacks what follows from the variables
+        alone. They serve the graph in which they were made.
+        """
+        if self.short_cut_fault:
+            return FixedModel(self.features, self._scaled_logits)
+        features = cpu.inference_function(self.network, variables_stand_still=True)
+        return FixedModel(features, self._scaled_logits)
 
     def logits(self, images, training: bool = False):
         """Returns scaled logits; the same as calling the model."""
@@ -172,11 +201,15 @@ class HEAdversarialModel(keras_repairs.Repaired):
         steps = kwargs.get("steps_per_execution", 1)
         keras_repairs.check_compile(self.distribute_strategy, jit_compile, steps, optimizer)
         super().compile(optimizer=optimizer, jit_compile=jit_compile, **kwargs)
+        if self.evaluation_attack is not None:
+            self.evaluation_attack.check_runs_inside_graphs(xla=self.jit_compile)
 
     def make_train_function(self, force: bool = False):
         """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does."""
+        if self.train_function is None and not isinstance(self.objective, Standard):
+            check_attackable(self.network)
         if self.built and self.compiled and not self.optimizer.built:
-            # Variables that are first made inside the step would have it traced twice.
+            # If the step itself made these variables, Keras would trace it twice.
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force=force)
@@ -212,71 +245,70 @@ class HEAdversarialModel(keras_repairs.Repaired):
         ]
 
     def step_seed(self):
-        """Seed of this training step's random draws: a function of seed, step and replica only."""
-        step = tf.cast(tf.convert_to_tensor(self.optimizer.iterations), tf.int32)
-        return tf.stack([self.seed, step]) + tf.stack([replicas.number() * 7_919, 0])
+        """Seed of this batch's random draws: a function of seed, batch and replica only."""
+        batch = tf.cast(tf.convert_to_tensor(keras_repairs.batches(self.optimizer)), tf.int32)
+        return tf.stack([self.seed + replicas.number() * _REPLICA_STRIDE, batch])
 
     def train_step(self, data) -> dict:
-        """One step of the objective."""
-        images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
+        """One step of the objective: craft, forward, backward, update."""
+        batch = training_batch.unpack(data, self.objective.threat)
         if not self.built:
-            self.build(tuple(images.shape))
+            self.build(tuple(batch[0].shape))
+        return self.under_xla(self._train_on)(*batch)
+
+    def _train_on(self, images, labels, sample_weight) -> dict:
         images = replicas.require_examples(images, self.network)
-        objective = self.objective.at_step(self._schedule_step())
-        training_pass = objective.train_step(self, images, labels, sample_weight)
+        number = keras_repairs.schedule_step(self.optimizer)
+        training_pass = _repeated(
+            lambda: self._update(images, labels, sample_weight, number),
+            self.objective.updates_per_batch,
+        )
         reported = [self.loss_tracker, self.accuracy_metric]
         if training_pass.clean_logits is not None:
             reported.append(self.clean_accuracy_metric)
         replicas.share_statistics(self.network, tf.shape(images)[0])
         results = self._results(reported, labels, training_pass.logits, sample_weight)
-        return keras_repairs.step_logs({**results, **objective.logs()})
+        return keras_repairs.step_logs({**results, **self.objective.logs_at(number)})
 
-    def _schedule_step(self):
-        """The step that schedules are read at: as Keras counts for the learning rate's."""
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        per_update = inner.gradient_accumulation_steps
-        return self.optimizer.iterations * per_update if per_update else self.optimizer.iterations
+    def _update(self, images, labels, sample_weight, number) -> TrainingPass:
+        """Updates the weights once by the mean loss, and the metrics.
 
-    def update(self, compute, labels, sample_weight, watch=None) -> Update:
-        """Minimises the mean of `compute().losses` by one optimizer step and updates the metrics.
-
-        Args:
-            compute: function without arguments that returns a `TrainingPass`.
-            labels: integer labels, for the metrics.
-            sample_weight: weight of each example, or None.
-            watch: tensor whose gradient is returned, taken from the same backward pass; it carries
-                the loss scale of mixed precision.
+        Regularisers of weights are added once, those of activity once for each pass of the
+        objective in training mode.
         """
-        watched = [] if watch is None else [watch]
-        with tf.GradientTape() as tape:
-            for tensor in watched:
-                tape.watch(tensor)
-            training_pass = compute()
-            weighted = _weighted(training_pass.losses, sample_weight)
+        objective, variables = self.objective, self.trainable_variables
+        step = TrainingStep(self.step_seed(), number, sample_weight)
+        x_adv = objective.craft_in_step(self, images, labels, step)
+        watched = [x_adv] if objective.needs_image_gradient else []
+        with tf.GradientTape() as tape, added_losses.collected() as added:
+            tape.watch(watched)
+            training_pass = objective.forward_in_step(self, images, labels, x_adv, step)
+            per_example = weighted(training_pass.losses, sample_weight)
             # By the global count, uneven shares of the replicas weigh as one batch would.
-            global_count = replicas.total(tf.cast(tf.size(weighted), weighted.dtype))
-            regularization = tf.zeros([], weighted.dtype)
-            for each in self.losses:
-                regularization += tf.cast(each, weighted.dtype)
-            loss = tf.reduce_sum(weighted) / global_count + regularization / replicas.count()
+            global_count = replicas.total(tf.cast(tf.size(per_example), per_example.dtype))
+            added += [each.regularizer(each) for each in variables if each.regularizer]
+            regularization = sum(tf.cast(each, per_example.dtype) for each in added)
+            loss = tf.reduce_sum(per_example) / global_count + regularization / replicas.count()
             scaled = self.optimizer.scale_loss(loss)
-        variables = self.trainable_variables
         gradients = tape.gradient(scaled, [*variables, *watched])
         gradients = keras_repairs.share_overflow(self.optimizer, gradients)
-        keras_repairs.apply(self.optimizer, gradients[: len(variables)], variables)
-        self.loss_tracker.update_state(weighted + regularization)
+        self.optimizer.apply(gradients[: len(variables)], variables)
+        objective.after_update(images, x_adv, gradients[-1] if watched else None, step)
+        self.loss_tracker.update_state(per_example + regularization)
         self.accuracy_metric.update_state(_is_right(training_pass.logits, labels))
         if training_pass.clean_logits is not None:
             self.clean_accuracy_metric.update_state(_is_right(training_pass.clean_logits, labels))
-        return Update(training_pass, gradients[-1] if watched else None)
+        return training_pass
 
     def test_step(self, data) -> dict:
         """Scores clean images and, with an evaluation attack, the worse of clean and attacked."""
-        images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
+        return self.under_xla(self._test_on)(*training_batch.unpack(data, self.objective.threat))
+
+    def _test_on(self, images, labels, sample_weight) -> dict:
         logits = self(images, training=False)
         right = _is_right(logits, labels)
         self.loss_tracker.update_state(
-            _weighted(losses.cross_entropy(logits, labels), sample_weight)
+            weighted(losses.cross_entropy(logits, labels), sample_weight)
         )
         self.accuracy_metric.update_state(right)
         reported = [self.loss_tracker, self.accuracy_metric]
@@ -288,10 +320,6 @@ class HEAdversarialModel(keras_repairs.Repaired):
 
     def _attacked(self, images, labels):
         attack = self.evaluation_attack
-        if self.jit_compile or needs_static_shapes(self.distribute_strategy):
-            # XLA needs static shapes: the verdicts are the same without dropping broken examples.
-            attack = copy.copy(attack)
-            attack.stop_when_broken = False
         victim = Victim(self, attack.logit_scale)
         return attack.perturb(victim, images, labels, seeds_from_content(images, attack.seed))
 
@@ -302,7 +330,7 @@ class HEAdversarialModel(keras_repairs.Repaired):
         return {name: value for name, value in results.items() if name not in unused}
 
     def save_own_variables(self, store) -> None:
-        """Saves beside the weights what Keras leaves out, and what exact continuation needs.
+        """Saves what Keras leaves out and what a training that goes on exactly needs.
 
         That is the objective's state (such as FreeAT's perturbation) and the states of random
         layers (such as Dropout).
@@ -349,12 +377,33 @@ class HEAdversarialModel(keras_repairs.Repaired):
         return cls(**config)
 
 
-def _check_parts(network, head, objective) -> None:
-    for name, part in (("network", network), ("head", head)):
-        if not isinstance(part, keras.layers.Layer):
-            raise TypeError(
-                f"Invalid {name}; expected a keras.Model or layer; received {name}={part!r}"
-            )
+def _repeated(update, times: int) -> TrainingPass:
+    """Calls `update` so many times and returns its last pass.
+
+    A loop of the graph is traced and compiled once. Under a strategy the updates are written out:
+    replicas cannot meet inside such a loop.
+    """
+    # The first update makes what variables there are still to make, which no loop can.
+    training_pass = update()
+    if times < 3 or tf.distribute.has_strategy():
+        for _ in range(times - 1):
+            training_pass = update()
+        return training_pass
+
+    def body(count, *_):
+        following = update()
+        return count + 1, following.losses, following.logits
+
+    _, *last = tf.while_loop(
+        lambda count, *_: count < times,
+        body,
+        (1, training_pass.losses, training_pass.logits),
+        parallel_iterations=1,
+    )
+    return training_pass._replace(losses=last[0], logits=last[1])
+
+
+def _check_objective(objective) -> None:
     if objective is not None and not isinstance(objective, Objective):
         raise TypeError(
             "Invalid objective; expected an Objective such as he_keras.objectives.PGDAT(threat); "
@@ -362,29 +411,8 @@ def _check_parts(network, head, objective) -> None:
         )
 
 
-def _resolve_attack(attack, threat: ThreatModel | None, seed: int) -> Attack | None:
-    if attack is None or isinstance(attack, Attack):
-        return attack
-    if threat is None:
-        if attack == "default":
-            return None
-        raise ValueError(
-            "An evaluation attack by name needs a threat model; expected an objective with one, or "
-            f"an Attack; received evaluation_attack={attack!r}"
-        )
-    if attack == "default":
-        return attacks.get("pgd-20", threat, loss="cw", name="margin-pgd-20", seed=seed)
-    return attacks.get(attack, threat, seed=seed)
-
-
 def _is_right(logits, labels):
     return tf.cast(~is_wrong(logits, labels), tf.float32)
-
-
-def _weighted(per_example, sample_weight):
-    if sample_weight is None:
-        return per_example
-    return per_example * tf.cast(tf.reshape(sample_weight, [-1]), per_example.dtype)
 
 
 def load_model(path):

@@ -1,4 +1,4 @@
-"""Versions, machine and commit behind a result."""
+"""The versions, the machine and the commit that a result depends on."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from he_keras.version import __version__
 
 
 def environment() -> dict:
-    """Returns what a result depends on beside its configuration, as plain data."""
+    """Returns what a result depends on apart from its configuration, as plain data."""
     return {
         "he_keras": __version__,
         "keras": keras.__version__,

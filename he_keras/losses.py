@@ -1,8 +1,8 @@
 """Per-example losses on logits, for training objectives and for attacks (which ascend them).
 
-Every function takes logits of shape `(n, classes)` and returns shape `(n,)`. All compute stably
-from logits (log-sum-exp with max-shift); the released HE loss exponentiates directly and overflows.
-Papers: C&W margin (Carlini & Wagner 2017), DLR and targeted DLR (Croce & Hein 2020).
+Every function takes logits of shape `(n, classes)` and returns shape `(n,)`. All are stable
+(log-sum-exp with a shift by the maximum), where the released HE loss exponentiates directly and
+overflows. Papers: C&W margin (Carlini & Wagner 2017), DLR and targeted DLR (Croce & Hein 2020).
 """
 
 import tensorflow as tf
@@ -91,5 +91,11 @@ def _largest_other(logits, labels):
     return tf.reduce_max(tf.where(is_true, lowest, logits), axis=-1)
 
 
-#: Losses of a logit vector and a label that an attack can ascend by name.
+#: Losses of logits and labels that an attack can ascend by name.
 ATTACK_LOSSES = {"ce": cross_entropy, "cw": cw_margin, "dlr": dlr}
+#: The same for an attack towards target classes, of logits, labels and targets.
+TARGETED_LOSSES = {
+    "ce": lambda logits, _labels, targets: -cross_entropy(logits, targets),
+    "cw": lambda logits, _labels, targets: margin(logits, targets),
+    "dlr": dlr_targeted,
+}

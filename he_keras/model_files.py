@@ -5,20 +5,23 @@ for TensorFlow, which may read and write files: load those of people you trust.
 """
 
 import functools
+import json
 import pathlib
-import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from he_keras.arguments import reason_of
+from he_keras.threat import UNIT_BOUNDS, ThreatModel
+
 _RUN_MODEL = "model.keras"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _DEFAULT_SIGNATURE = "serving_default"
 _CALL = "__call__"
 _LOGITS = "logits"
-_REASON_LENGTH = 300
+_MODEL_CARD = "assets.extra/model_card.json"
 
 
 def load_classifier(path, signature: str | None = None, output: str | None = None):
@@ -87,10 +90,21 @@ class SavedClassifier:
         loaded: what `tf.saved_model.load` returned; it keeps the variables alive.
         endpoint: the function to call.
         output: the output that holds the logits, None where there is one output without a name.
+        threat: what the model was trained against, where its model card says so.
+        bounds: of the images that it takes, where its model card says so.
     """
 
-    def __init__(self, loaded, endpoint: "_Endpoint", output: str | None) -> None:
+    def __init__(
+        self,
+        loaded,
+        endpoint: "_Endpoint",
+        output: str | None,
+        threat: ThreatModel | None = None,
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
         self._loaded = loaded
+        self.threat = threat
+        self.bounds = bounds
         self._endpoint = endpoint
         self.signature = endpoint.name
         self.output = output
@@ -135,7 +149,22 @@ def _load_saved_model(folder: pathlib.Path, signature, output) -> SavedClassifie
         raise _unreadable(folder, "a SavedModel", error) from error
     endpoint = _choose_endpoint(loaded, folder, signature)
     _check_images(endpoint, folder)
-    return SavedClassifier(loaded, endpoint, _choose_output(endpoint, folder, output))
+    output = _choose_output(endpoint, folder, output)
+    return SavedClassifier(loaded, endpoint, output, *_trained_with(folder))
+
+
+def _trained_with(folder: pathlib.Path) -> tuple:
+    """The threat model and the bounds that the model card of an export names; None where none."""
+    path = folder / _MODEL_CARD
+    if not path.is_file():
+        return None, None
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+        bounds = tuple(card["model"].get("bounds") or UNIT_BOUNDS)
+        threat = card.get("threat")
+        return ThreatModel(**{"bounds": bounds, **threat}) if threat else None, bounds
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable(path, "the model card of an export", error) from error
 
 
 def _choose_endpoint(loaded, folder: pathlib.Path, signature: str | None) -> _Endpoint:
@@ -230,5 +259,6 @@ def _choose_output(endpoint: _Endpoint, folder: pathlib.Path, output: str | None
 
 
 def _unreadable(path: pathlib.Path, expected: str, error: Exception) -> ValueError:
-    reason = textwrap.shorten(str(error) or type(error).__name__, _REASON_LENGTH)
-    return ValueError(f"Cannot load the model; expected {expected}; received {path}: {reason}")
+    return ValueError(
+        f"Cannot load the model; expected {expected}; received {path}: {reason_of(error)}"
+    )

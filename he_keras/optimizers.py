@@ -4,14 +4,14 @@ The released codes of hypersphere embedding, TRADES, FastAT, FreeAT and RAT all 
 `torch.optim.SGD`. Two things set it apart from `keras.optimizers.SGD`, and both change results:
 
 * Weight decay is coupled: `weight_decay * w` is added to the gradient and passes through the
-  momentum. Keras's own `weight_decay` is decoupled (`w -= learning_rate * weight_decay * w`, past
-  the momentum), and so ten times weaker at momentum 0.9.
-* The velocity gathers gradients, not steps, and is multiplied by the learning rate when it is used:
-  after a drop of the learning rate the old velocity shrinks with it at once. Keras stores
+  momentum. Keras's own `weight_decay` is decoupled: `w -= learning_rate * weight_decay * w` does
+  not pass through the momentum, and so it is ten times weaker at momentum 0.9.
+* The velocity gathers gradients, not steps, and is multiplied by the learning rate when it is used.
+  So after a drop of the learning rate the old velocity shrinks with it at once. Keras stores
   `learning_rate * gradient` in the velocity, which carries the old rate on for about ten steps.
 
-As in the papers, biases and batch-norm scales and offsets are decayed too; `decay_exclude` names
-exceptions.
+As in the papers, weight decay also acts on biases and on batch-norm scales and offsets;
+`decay_exclude` names exceptions.
 """
 
 import re
@@ -119,9 +119,9 @@ class SGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable and its velocity."""
-        # The lookup that the docstring of Keras's optimizer base class prescribes to subclasses.
+        # Keras's base class tells its subclasses to look the index up like this.
         index = self._get_variable_index(variable)
-        # Decay touches every row, so a sparse gradient gains nothing.
+        # Weight decay changes every row, so that keeping a sparse gradient would save nothing.
         gradient = keras.ops.cast(tf.convert_to_tensor(gradient), variable.dtype)
         if self.is_decayed[index]:
             gradient += self.coupled_weight_decay * tf.convert_to_tensor(variable)
@@ -129,7 +129,7 @@ class SGD(keras.optimizers.Optimizer):
         if not self.velocities:
             self.assign_sub(variable, learning_rate * gradient)
             return
-        # One pass over weights and velocity in place of seven operations.
+        # One pass over weights and velocity instead of seven operations.
         tf.raw_ops.ResourceApplyMomentum(
             var=_handle(variable),
             accum=_handle(self.velocities[index]),

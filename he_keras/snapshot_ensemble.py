@@ -6,9 +6,9 @@ the softmax of snapshots and attacks the ensemble by ascending `-log(mean_k p_k(
 The output is `log(mean_k softmax(o_k))`. Logarithms of probabilities that sum to 1 are logits of
 these very probabilities: softmax is `exp(z) / sum(exp(z))`, and with `z = log p` the sum is 1. So
 softmax of the output is the mean prediction, and the cross-entropy of the output is
-`-log(mean_k p_k(y))`: attacks and reports that expect logits need no special case, and those on the
-cross-entropy ascend the paper's loss, through all members. A mean of logits would be another
-classifier, of normalised geometric means.
+`-log(mean_k p_k(y))`. Attacks and reports that expect logits need no special case, and an attack on
+the cross-entropy ascends the paper's loss, through all members. A mean of logits would be another
+classifier: its probabilities are normalised geometric means.
 """
 
 import pathlib
@@ -18,7 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.model_files import load_classifier
+from he_keras.threat import ThreatModel, bounds_of, trained_threat
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -55,8 +57,13 @@ class SnapshotEnsemble(keras.Model):
             raise ValueError(
                 "A member counts once; expected different models; received one of them twice"
             )
+        if len({bounds_of(each) for each in members}) > 1:
+            raise ValueError(
+                "The members take different pixel values; expected the same bounds; received "
+                f"{[bounds_of(each) for each in members]}"
+            )
         super().__init__(**kwargs)
-        # What the members do at half precision is theirs.
+        # Each member decides for itself where half precision begins.
         self.autocast = False
         self.members = members
 
@@ -68,6 +75,17 @@ class SnapshotEnsemble(keras.Model):
         """
         files = [file for path in paths for file in _files(pathlib.Path(path))]
         return cls([load_classifier(file) for file in files], **kwargs)
+
+    @property
+    def threat(self) -> ThreatModel | None:
+        """What all members were trained with, if that is the same."""
+        threats = {trained_threat(member) for member in self.members}
+        return threats.pop() if len(threats) == 1 else None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The bounds of the images that all members take."""
+        return bounds_of(self.members[0])
 
     @property
     def input_shape(self) -> tuple:
@@ -84,7 +102,8 @@ class SnapshotEnsemble(keras.Model):
 
     def call(self, inputs, training=None):
         """Returns the logarithm of the mean probabilities, in float32 or better."""
-        logs = [_log_probabilities(member(inputs, training=False)) for member in self.members]
+        logits = [at_least_float32(member(inputs, training=False)) for member in self.members]
+        logs = [tf.nn.log_softmax(each) for each in logits]
         if len({log.shape[-1] for log in logs}) > 1:
             raise ValueError(
                 "The members differ in their classes; expected the same number; received "
@@ -113,10 +132,3 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The path itself, or the snapshots in a folder that holds nothing but some."""
     snapshots = sorted(path.glob("epoch-*.keras")) if path.is_dir() else []
     return snapshots or [path]
-
-
-def _log_probabilities(logits):
-    logits = tf.convert_to_tensor(logits)
-    if logits.dtype.size < tf.float32.size:
-        logits = tf.cast(logits, tf.float32)
-    return tf.nn.log_softmax(logits)

@@ -1,49 +1,28 @@
 """The threat model: which perturbations an attacker may add to an image.
 
-A threat model is an l_p ball of radius `epsilon` around the clean image, intersected with the
-box of legal pixel values. Everything that depends on the norm lives here, in four methods
-(`random_start`, `steepest_step`, `project`, `distance`), so that no attack is written twice.
-
-Paper: "Boosting Adversarial Training with Hypersphere Embedding", Lemma 1 (Eq. 7): the step of
-unit l_p length that increases a linear function most is `U_p(g) = argmax <g, v>` over the unit
-ball; its value is the dual norm of `g`.
+A threat model is an l_p ball of radius `epsilon` around the clean image, intersected with the box
+of legal pixel values. What depends on the norm lives here and in `he_keras.balls`, so that no
+attack is written twice.
 """
 
-import copy
 import math
+import numbers
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-NORMS = ("linf", "l2", "l1")
-_NORM_FLOOR = 1e-12
-_BISECTION_STEPS = 40
-_ZERO_RADIUS = 1e-37
+from he_keras import balls
+from he_keras.arguments import parse_epsilon
+from he_keras.balls import NORMS
 
-
-def parse_epsilon(value: float | int | str) -> float:
-    """Reads a perturbation size given as a number or as a fraction such as "8/255".
-
-    Example:
-        >>> from he_keras.threat import parse_epsilon
-        >>> parse_epsilon("51/255")
-        0.2
-    """
-    try:
-        if isinstance(value, str):
-            numerator, slash, denominator = value.partition("/")
-            number = float(numerator) / float(denominator) if slash else float(numerator)
-        else:
-            number = float(value)
-    except (TypeError, ValueError, ArithmeticError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            'Invalid perturbation size; expected a finite number or a fraction such as "8/255"; '
-            f"received value={value!r}"
-        )
-    return number
+#: Bounds of the images of `he_keras.data`.
+UNIT_BOUNDS = (0.0, 1.0)
+#: How far pixels may lie outside the bounds, as a share of their width.
+_BOUND_TOLERANCE = 1e-6
+#: Standard deviation of the released HE and TRADES training start, as a share of the bounds.
+GAUSSIAN_START = 0.001
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -55,11 +34,17 @@ class ThreatModel:
         epsilon: the radius, in the units of the images: a number or a fraction such as "8/255".
         bounds: smallest and largest legal pixel value.
 
+    All three are attributes, and do not change.
+
     Example:
         >>> import he_keras as he
         >>> he.ThreatModel("linf", "51/255").epsilon
         0.2
     """
+
+    norm: str
+    epsilon: Any
+    bounds: tuple[float, float]
 
     def __init__(
         self,
@@ -81,9 +66,27 @@ class ThreatModel:
                 f'bounds=({low}, {high}) (for 8-bit pixel units write "8/255"); '
                 f"received epsilon={epsilon!r}"
             )
-        self.norm = norm
-        self.epsilon = radius
-        self.bounds = (low, high)
+        vars(self).update(norm=norm, epsilon=radius, bounds=(low, high))
+
+    def __setattr__(self, name: str, value) -> None:
+        """Refuses: attacks are compiled for the threat model that they were built with."""
+        raise AttributeError(
+            "ThreatModel does not change after it is built; expected a new one, built with "
+            f"{name}={value!r:.60}; received an assignment to {name}"
+        )
+
+    @property
+    def width(self) -> float:
+        """How far the bounds are apart."""
+        return self.bounds[1] - self.bounds[0]
+
+    def from_unit(self, images):
+        """Returns images in [0, 1], as data sets have them, in the units of the bounds."""
+        return from_unit(images, self.bounds)
+
+    def to_unit(self, images):
+        """Returns images in the units of the bounds as images in [0, 1]."""
+        return images if self.bounds == UNIT_BOUNDS else (images - self.bounds[0]) / self.width
 
     def random_start(self, images, seed, radius: float | None = None):
         """Draws uniformly from the ball of `radius` (default epsilon), then clips to the box.
@@ -99,23 +102,30 @@ class ThreatModel:
         """
         images = tf.convert_to_tensor(images)
         radius = self.epsilon if radius is None else radius
-        noise = draw_per_seed(_BALL_SAMPLERS[self.norm], images, seed)
+        noise = balls.draw_per_seed(balls.UNIT_BALL[self.norm], images, seed)
         return self.clip_to_bounds(images + tf.cast(radius, images.dtype) * noise)
 
+    def start(self, random_start: bool | float | str, images, seeds):
+        """Returns the first iterate of an attack.
+
+        Args:
+            random_start: True draws uniformly from the ball; a number, or a scalar tensor, is the
+                radius of a uniform draw; False returns the images; "gaussian" adds 0.001 * N(0, I)
+                without clipping.
+            images: clean images, `(n, ...)`.
+            seeds: as for `random_start`.
+        """
+        if random_start is False:
+            return images
+        if isinstance(random_start, str):
+            noise = balls.draw_per_seed(balls.standard_normal, images, seeds)
+            return images + GAUSSIAN_START * self.width * noise
+        radius = None if random_start is True else random_start
+        return self.random_start(images, seeds, radius)
+
     def steepest_step(self, gradient):
-        """Returns `U_p(gradient)` of Lemma 1: of unit length, or zero for a zero gradient."""
-        if self.norm == "linf":
-            return tf.sign(gradient)
-        if self.norm == "l2":
-            # A saturated loss leaves gradients around 1e-20: scaled by the largest entry first,
-            # their squares do not underflow, and the step keeps its unit length.
-            direction = tf.math.divide_no_nan(gradient, _per_example_norm(gradient, "linf"))
-            return tf.math.divide_no_nan(direction, _per_example_norm(direction, "l2"))
-        magnitude = tf.abs(gradient)
-        axes = _example_axes(gradient)
-        is_largest = magnitude >= tf.reduce_max(magnitude, axis=axes, keepdims=True)
-        largest = tf.cast(is_largest, gradient.dtype) * tf.sign(gradient)
-        return largest / tf.maximum(tf.reduce_sum(tf.abs(largest), axis=axes, keepdims=True), 1.0)
+        """Returns the step of unit length that raises a linear function most: see `balls`."""
+        return balls.steepest_step(gradient, self.norm)
 
     def project(self, x_adv, images):
         """Maps `x_adv` into the ball around `images`, then into the box.
@@ -127,20 +137,14 @@ class ThreatModel:
         if self.norm == "l1":
             low, high = self.bounds
             room = tf.where(perturbation > 0, high - images, images - low)
-            perturbation = self._project_l1(perturbation, room)
+            perturbation = balls.project_l1(perturbation, room, self.epsilon)
         else:
             perturbation = self.project_perturbation(perturbation)
         return self.clip_to_bounds(images + perturbation)
 
     def project_perturbation(self, perturbation):
         """Maps a perturbation to the nearest point of the l_p ball, whatever the pixel bounds."""
-        if self.norm == "linf":
-            return tf.clip_by_value(perturbation, -self.epsilon, self.epsilon)
-        if self.norm == "l2":
-            length = _per_example_norm(perturbation, "l2")
-            # The tensor comes first: it decides the dtype of the constant.
-            return perturbation * tf.minimum(self.epsilon / tf.maximum(length, _NORM_FLOOR), 1.0)
-        return self._project_l1(perturbation, tf.abs(perturbation))
+        return balls.project(perturbation, self.norm, self.epsilon)
 
     def clip_to_bounds(self, images):
         """Clips pixel values to the legal range."""
@@ -148,33 +152,7 @@ class ThreatModel:
 
     def distance(self, x_adv, images):
         """Returns the l_p length of each example's perturbation, shape `(n,)`."""
-        return tf.reshape(_per_example_norm(x_adv - images, self.norm), [-1])
-
-    def _project_l1(self, perturbation, room):
-        """Solves `sum_i clip(|d_i| - a, 0, room_i) = epsilon` for the shift `a >= 0` by bisection.
-
-        The sum falls with `a`. Where it is at most epsilon from the start, `a` stays zero.
-        """
-        axes = _example_axes(perturbation)
-        size = tf.abs(perturbation)
-
-        def shrunk(shift):
-            return tf.clip_by_value(size - shift, 0.0, room)
-
-        def total(shift):
-            return tf.reduce_sum(shrunk(shift), axis=axes, keepdims=True)
-
-        lower = tf.zeros_like(tf.reduce_max(size, axis=axes, keepdims=True))
-        upper = tf.reduce_max(size, axis=axes, keepdims=True)
-        for _ in range(_BISECTION_STEPS):
-            middle = 0.5 * (lower + upper)
-            too_long = total(middle) > self.epsilon
-            lower = tf.where(too_long, middle, lower)
-            upper = tf.where(too_long, upper, middle)
-        # `lower` is too small by rounding, which adds up over the coordinates: the last factor
-        # puts the perturbation onto the sphere. A scheduled radius may be 0: no 0 / 0.
-        excess = tf.maximum(total(lower) / (self.epsilon + _ZERO_RADIUS), 1.0)
-        return tf.sign(perturbation) * shrunk(lower) / excess
+        return tf.reshape(balls.length(x_adv - images, self.norm), [-1])
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""
@@ -184,6 +162,20 @@ class ThreatModel:
     def from_config(cls, config: dict) -> "ThreatModel":
         """Builds a threat model from `get_config()`'s result."""
         return cls(**config)
+
+    def text(self) -> str:
+        """The threat model in one line, for the headings of tables.
+
+        Example:
+            >>> import he_keras as he
+            >>> he.ThreatModel("linf", "8/255").text()
+            'linf, epsilon 8/255 (0.03137), pixels 0 to 1'
+        """
+        fraction = fraction_of_255(self.epsilon)
+        is_usual = self.norm == "linf" and self.bounds == UNIT_BOUNDS and fraction
+        radius = f"{fraction} ({self.epsilon:.4g})" if is_usual else f"{self.epsilon:.6g}"
+        low, high = self.bounds
+        return f"{self.norm}, epsilon {radius}, pixels {low:g} to {high:g}"
 
     def __eq__(self, other) -> bool:
         return isinstance(other, ThreatModel) and self.get_config() == other.get_config()
@@ -195,30 +187,129 @@ class ThreatModel:
         return f"ThreatModel(norm={self.norm!r}, epsilon={self.epsilon:.6g}, bounds={self.bounds})"
 
 
+def checked_start(random_start, allows_gaussian: bool = True) -> bool | float | str:
+    """Returns True, False, "gaussian" or a positive radius, as plain Python values."""
+    if isinstance(random_start, (bool, np.bool_)):
+        return bool(random_start)
+    if allows_gaussian and isinstance(random_start, str) and random_start == "gaussian":
+        return random_start
+    if isinstance(random_start, numbers.Real) and 0 <= float(random_start) < math.inf:
+        return float(random_start) or False
+    last = 'a radius or "gaussian"' if allows_gaussian else "or a radius"
+    raise ValueError(
+        f"Invalid random_start; expected True, False, {last}; "
+        f"received random_start={random_start!r}"
+    )
+
+
+def check_threat(threat) -> None:
+    """Raises a TypeError unless `threat` is a `ThreatModel`."""
+    if not isinstance(threat, ThreatModel):
+        raise TypeError(f"Invalid threat; expected a ThreatModel; received threat={threat!r}")
+
+
+def check_examples(threat: ThreatModel, images, labels) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images as float arrays and labels as int32, or says what is wrong with them."""
+    _check_single_input(images, labels)
+    images = np.asarray(images)
+    labels = np.asarray(labels)
+    if not np.issubdtype(images.dtype, np.floating) or images.ndim < 2:
+        raise ValueError(
+            "Invalid images; expected floating-point values of shape (n, ...); received "
+            f"dtype={images.dtype}, shape={images.shape}"
+        )
+    if labels.shape == (len(images), 1):
+        labels = labels[:, 0]
+    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"Invalid labels; expected integers of shape ({len(images)},); received "
+            f"dtype={labels.dtype}, shape={labels.shape}"
+        )
+    if len(images) == 0:
+        raise ValueError("No examples; expected at least one image; received 0")
+    if labels.min() < 0:
+        raise ValueError(f"Negative label; expected labels >= 0; received {labels.min()}")
+    _check_range(images, *threat.bounds)
+    if images.dtype != np.float64:
+        images = images.astype(np.float32, copy=False)
+    labels = np.minimum(labels.astype(np.int64), np.iinfo(np.int32).max).astype(np.int32)
+    return np.clip(images, *threat.bounds), labels
+
+
+def _check_single_input(images, labels) -> None:
+    """Raises a ValueError for images that are several inputs, each as long as the labels."""
+    if isinstance(images, (list, tuple)):
+        lengths = {len(each) if np.ndim(each) else 0 for each in images}
+        if len(images) == len(labels) or lengths != {len(labels)}:
+            return
+    elif not isinstance(images, dict):
+        return
+    raise ValueError(
+        "The examples hold several inputs; expected one array of images: attack a model that takes "
+        f"the images and holds the rest fixed; received {len(images)} inputs"
+    )
+
+
+def _check_range(images: np.ndarray, low: float, high: float) -> None:
+    smallest, largest = float(images.min()), float(images.max())
+    tolerance = _BOUND_TOLERANCE * (high - low)
+    if not low - tolerance <= smallest <= largest <= high + tolerance:
+        raise ValueError(
+            f"Images outside the threat model's bounds (or NaN); expected values in [{low}, {high}]"
+            ", with any normalisation inside the model; "
+            f"received values in [{smallest}, {largest}]"
+        )
+
+
+def fraction_of_255(epsilon: float) -> str | None:
+    """Writes a radius such as 0.0314 as "8/255", where it is one of 255 or 510 equal parts."""
+    halves = epsilon * 510.0
+    if round(halves) < 1 or abs(halves - round(halves)) > 1e-3:
+        return None
+    return f"{round(halves) / 2:g}/255"
+
+
+def from_unit(images, bounds: tuple[float, float]):
+    """Returns images in [0, 1], as data sets have them, in the units of the bounds.
+
+    Example:
+        >>> import numpy as np
+        >>> from he_keras.threat import from_unit
+        >>> from_unit(np.array([0.0, 0.5, 1.0]), (-1.0, 1.0))
+        array([-1.,  0.,  1.])
+    """
+    low, high = bounds
+    return images if tuple(bounds) == UNIT_BOUNDS else images * (high - low) + low
+
+
+def trained_threat(model) -> ThreatModel | None:
+    """Returns the threat model that a model was trained with, where it knows one."""
+    owner = getattr(model, "objective", model)
+    threat = getattr(owner, "threat", None)
+    return threat if isinstance(threat, ThreatModel) else None
+
+
+def bounds_of(model, bounds=None) -> tuple[float, float]:
+    """Returns the bounds of a model's images: what it knows, else those given, else [0, 1]."""
+    trained = trained_threat(model)
+    known = trained.bounds if trained is not None else getattr(model, "bounds", None)
+    given = None if bounds is None else _checked_bounds(bounds)
+    if known is not None and given is not None and tuple(known) != given:
+        raise ValueError(
+            "Other pixel values than the model was trained on; expected a threat model with "
+            f"bounds={tuple(known)}, and epsilon in these units; received bounds={given}"
+        )
+    return tuple(known or given or UNIT_BOUNDS)
+
+
 def with_radius(threat: ThreatModel, epsilon) -> ThreatModel:
-    """Returns a copy with another radius, unchecked: a scalar tensor that may be zero.
+    """Returns a threat model of another radius, unchecked: a scalar tensor that may be zero.
 
     For use inside a training step only, where `epsilon` follows a schedule.
     """
-    resized = copy.copy(threat)
-    resized.epsilon = epsilon
+    resized = object.__new__(ThreatModel)
+    vars(resized).update({**vars(threat), "epsilon": epsilon})
     return resized
-
-
-def draw_per_seed(sampler, images, seed):
-    """Calls `sampler(shape, seed, dtype)` once, or once per example for `(n, 2)` seeds."""
-    seed = tf.convert_to_tensor(seed)
-    shape = tf.shape(images)
-    if seed.shape.rank == 1:
-        noise = sampler(shape, seed, images.dtype)
-    else:
-        one = tf.concat([[1], shape[1:]], axis=0)
-        noise = tf.map_fn(
-            lambda example_seed: sampler(one, example_seed, images.dtype)[0],
-            seed,
-            fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype),
-        )
-    return tf.ensure_shape(noise, images.shape)
 
 
 def _checked_bounds(bounds) -> tuple[float, float]:
@@ -231,48 +322,3 @@ def _checked_bounds(bounds) -> tuple[float, float]:
             f"Invalid bounds; expected (low, high) with low < high; received bounds={bounds!r}"
         )
     return low, high
-
-
-def _example_axes(tensor) -> list[int]:
-    return list(range(1, len(tensor.shape)))
-
-
-def _per_example_norm(perturbation, norm: str):
-    """Length of each example with kept dimensions, so that it broadcasts against images."""
-    axes = _example_axes(perturbation)
-    if norm == "linf":
-        return tf.reduce_max(tf.abs(perturbation), axis=axes, keepdims=True)
-    if norm == "l2":
-        return tf.sqrt(tf.reduce_sum(tf.square(perturbation), axis=axes, keepdims=True))
-    return tf.reduce_sum(tf.abs(perturbation), axis=axes, keepdims=True)
-
-
-def _uniform_linf(shape, seed, dtype):
-    return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, dtype)
-
-
-def _uniform_l2(shape, seed, dtype):
-    direction = tf.random.stateless_normal(shape, seed, dtype=dtype)
-    dimension = tf.cast(tf.reduce_prod(shape[1:]), dtype)
-    one_per_example = tf.concat([shape[:1], tf.ones_like(shape[1:])], axis=0)
-    length_seed = tf.random.fold_in(seed, 1)
-    length = tf.random.stateless_uniform(one_per_example, length_seed, dtype=dtype)
-    norm = tf.norm(tf.reshape(direction, [shape[0], -1]), axis=1)
-    norm = tf.reshape(tf.maximum(norm, _NORM_FLOOR), one_per_example)
-    return direction / norm * length ** (1.0 / dimension)
-
-
-def _uniform_l1(shape, seed, dtype):
-    tiny = np.finfo(dtype.as_numpy_dtype).tiny
-    uniform = tf.random.stateless_uniform(shape, seed, tiny, 1.0, dtype)
-    one_per_example = tf.concat([shape[:1], tf.ones_like(shape[1:])], axis=0)
-    rest_seed = tf.random.fold_in(seed, 1)
-    rest = -tf.math.log(tf.random.stateless_uniform(one_per_example, rest_seed, tiny, 1.0, dtype))
-    sign_seed = tf.random.fold_in(seed, 2)
-    signs = tf.sign(tf.random.stateless_uniform(shape, sign_seed, -1.0, 1.0, dtype))
-    lengths = -tf.math.log(uniform)
-    total = tf.reshape(tf.reduce_sum(tf.reshape(lengths, [shape[0], -1]), axis=1), one_per_example)
-    return signs * lengths / (total + rest)
-
-
-_BALL_SAMPLERS = {"linf": _uniform_linf, "l2": _uniform_l2, "l1": _uniform_l1}

@@ -1,12 +1,21 @@
 """What every test starts from: two CPU devices, one seed, the default dtype policy."""
 
+import gc
 import os
+import resource
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import hypothesis
 import keras
 import pytest
 import tensorflow as tf
+
+# The same examples in every run, and as much time for each as a busy machine takes.
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("seeded")
+#: The largest size of the process when garbage was last looked for.
+_PEAK = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
@@ -16,27 +25,30 @@ def pytest_configure(config):
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-def pytest_addoption(parser):
-    """Adds --part: CI runs another part of the slow tests for each commit."""
-    parser.addoption("--part", help="K/N: only the K-th of N parts of the test files, e.g. 1/4")
+def pytest_collection_finish(session):
+    """Looks for garbage less often: tracing makes so many objects that it took a quarter of it."""
+    del session
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leaves out the files of the other parts."""
-    part = config.getoption("--part")
-    if part is None:
-        return
-    kept = files_of_part({item.path.name for item in items}, part)
-    config.hook.pytest_deselected(items=[item for item in items if item.path.name not in kept])
-    items[:] = [item for item in items if item.path.name in kept]
+def pytest_runtest_teardown(item):
+    """Looks for garbage when the process has grown: Python does not see how large a graph is."""
+    grown_kilobytes = _peak_kilobytes() - item.session.stash.get(_PEAK, 0)
+    if grown_kilobytes > 200_000:
+        gc.collect()
+        item.session.stash[_PEAK] = _peak_kilobytes()
 
 
-def files_of_part(names, part: str) -> set[str]:
-    """Returns every N-th of the sorted names, from the K-th on, of a part "K/N"."""
-    number, _, count = part.partition("/")
-    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        raise pytest.UsageError(f"Invalid --part; expected K/N with 1 <= K <= N; received {part}")
-    return set(sorted(names)[int(number) - 1 :: int(count)])
+def _peak_kilobytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fixed_seed_of_the_file():
+    """Seeds what the tests of a file share, before the first of them builds it."""
+    keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(autouse=True)

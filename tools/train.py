@@ -1,89 +1,11 @@
-"""Trains a configuration into a run folder; the same command resumes an interrupted run.
+"""`he-keras train`, with the code of this repository whatever is installed."""
 
-python tools/train.py --config=configs/cifar10_small.py --config.head.kind=linear
-python tools/train.py --config=configs/cifar10_small.py --strategy=mirrored
-
---strategy=multi_worker runs in every worker that the environment variable TF_CONFIG lists, with one
---output_dir that all of them see; the first worker writes there. docs/scaling.md has the commands.
-"""
-
-import os
+import pathlib
 import sys
 
-from absl import flags
-from ml_collections import config_flags
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from he_keras_tools import cli
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Run folder; default runs/<name>.")
-_SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data and two batches: checks that it runs.")
-_STRATEGY = flags.DEFINE_enum(
-    "strategy",
-    "none",
-    ["none", "mirrored", "multi_worker", "tpu"],
-    "One device; all GPUs of this machine; all workers of TF_CONFIG; a TPU.",
-)
-_TPU = flags.DEFINE_string("tpu", "", "Name or address of the TPU; default: the machine's own.")
-_LOGICAL_DEVICES = flags.DEFINE_integer(
-    "logical_devices", 0, "Splits the CPU into so many devices, to try out --strategy=mirrored."
-)
-
-
-def main(_argv) -> None:
-    """Prepares (errors here exit with code 2), trains, and says where the result is."""
-    from he_keras import distribution, experiment
-
-    with cli.one_line_errors():
-        if _CONFIG.value is None:
-            raise ValueError("No configuration; expected --config=configs/NAME.py; received none")
-        config = experiment.smoke_variant(_CONFIG.value) if _SMOKE.value else _CONFIG.value
-        strategy = _strategy()
-    try:
-        with cli.one_line_errors():
-            folder = _OUTPUT_DIR.value or f"runs/{config.name}"
-            training = experiment.prepare_training(config, folder, strategy)
-        _train(training)
-    except distribution.WorkerLostError as error:
-        # At its own end TensorFlow would wait for the lost worker.
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-
-def _strategy():
-    """The strategy, before anything else uses a device."""
-    from he_keras import distribution
-
-    if _LOGICAL_DEVICES.value:
-        distribution.split_cpu(_LOGICAL_DEVICES.value)
-    strategy = distribution.strategy(_STRATEGY.value, _TPU.value)
-    if _STRATEGY.value != "none":
-        print(distribution.describe(strategy), flush=True)
-    return strategy
-
-
-def _train(training) -> None:
-    from he_keras import experiment
-
-    epoch, batch = training.place
-    if training.is_complete:
-        print(f"Nothing left to train in {training.folder}")
-    elif epoch or batch:
-        print(f"Resuming at epoch {epoch + 1}, batch {batch + 1} of {training.steps}")
-    try:
-        training.run()
-    except (experiment.Interrupted, KeyboardInterrupt):
-        cli.interrupted(
-            f"Interrupted; the checkpoint is in {training.folder}. To resume: {cli.command_line()}"
-        )
-    except FloatingPointError as error:
-        cli.fail(error, exit_code=1)
-    except OSError as error:
-        cli.fail(
-            f"{error}; {training.folder} keeps its last checkpoint: {cli.command_line()} resumes", 1
-        )
-    print(f"Saved {training.folder / 'model.keras'}")
-
+import he_keras_cli  # noqa: E402
 
 if __name__ == "__main__":
-    cli.run(main)
+    he_keras_cli.main("train")

@@ -1,7 +1,8 @@
-"""Analyses of trained models: numbers and a picture each, by which the papers explain themselves.
+"""Analyses of trained models: each measures numbers and draws a picture of them.
 
-`get("gradient-norms", num_steps=10).run(subjects, folder)` measures, `names()` lists them. To add
-one, add a file with a subclass of `Analysis` under `@register("its-name")`; nothing else changes.
+`get("gradient-norms", num_steps=10).run(subjects, folder)` runs one, and `names()` lists all. To
+add one, add a file with a subclass of `Analysis` under `@register("its-name")`; nothing else
+changes.
 """
 
 from he_keras.analysis.analysis import Analysis, Subject

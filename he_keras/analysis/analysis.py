@@ -1,11 +1,12 @@
 """The contract of an analysis: numbers about one or more models, and a picture of them.
 
-An analysis file writes `measure` and `draw` (and `table` where a few lines of text help). The base
-class owns the checks, and the two files: `<name>.json`, which holds the numbers and everything they
-depend on, and `<name>.png`.
+An analysis file writes `measure_one` (or `measure`, if it compares models) and `draw`, and `table`
+if a few lines of text help. The base class owns the checks, and the two files: `<name>.json`, which
+holds the numbers and everything they depend on, and `<name>.png`.
 
-The constructor's arguments are the analysis's options: keyword arguments with defaults, checked
-there, and each kept as an attribute of the same name, from which the .json file takes it.
+The constructor's arguments are the analysis's options: keyword arguments with defaults. The
+constructor checks each and keeps it as an attribute of the same name, where the .json file finds
+it. A dataclass does the latter by itself.
 """
 
 import dataclasses
@@ -13,18 +14,23 @@ import inspect
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from he_keras.atomic_files import make_writable, replacing, write_json
+from he_keras import attacks
 from he_keras.attacks import check_examples
-from he_keras.attacks.checks import check_class_numbers, check_threat
+from he_keras.attacks.framework.victim import check_class_numbers
+from he_keras.drawing import new_figure, save_figure
 from he_keras.environment import environment
-from he_keras.threat import ThreatModel
+from he_keras.evaluation.run.examples import Scored, Scorer
+from he_keras.files import make_writable, write_json
+from he_keras.threat import ThreatModel, check_threat
 
+_BATCH_SIZE = 250
 _DOTS_PER_INCH = 110
 _WIDTH, _HEIGHT = 7.0, 4.4
 
@@ -81,13 +87,45 @@ class Subject:
             return self.model(images, training=False)
         return self.model(images)
 
+    def scored(self, images: np.ndarray) -> Scored:
+        """Returns what the model says about images, which belong to the labels in order."""
+        scorer = Scorer(self.model)
+        firsts = range(0, len(images), _BATCH_SIZE)
+        parts = [
+            scorer(images[first : first + _BATCH_SIZE], self.labels[first : first + _BATCH_SIZE])
+            for first in firsts
+        ]
+        return Scored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def last_iterates(self, num_steps: int, seed: int) -> np.ndarray:
+        """Returns what PGD makes of every image after all its steps, broken or not."""
+        attack = attacks.PGD(
+            self.threat, num_steps=num_steps, keep="last", stop_when_broken=False, seed=seed
+        )
+        return attack(self.model, self.images, self.labels).x_adv
+
+
+def batches(images, labels, batch_size: int, seed: int = 0) -> Iterator[tuple]:
+    """Yields images, labels and seeds as tensors; the seeds are pairs of (seed, position)."""
+    for first in range(0, len(labels), batch_size):
+        positions = np.arange(len(labels))[first : first + batch_size]
+        seeds = np.stack([np.full(len(positions), seed), positions], axis=1)
+        yield (
+            tf.constant(images[positions]),
+            tf.constant(labels[positions], tf.int32),
+            tf.constant(seeds, tf.int32),
+        )
+
 
 class Analysis:
-    """Base class of analyses: subclasses write `measure` and `draw`.
+    """Base class of analyses: subclasses write `measure_one` or `measure`, and `draw`.
 
     Example:
         >>> from he_keras import analysis
-        >>> analysis.get("class-weights").options
+        >>> class Brightness(analysis.Analysis):
+        ...     def measure_one(self, subject):
+        ...         return {"mean": float(subject.images.mean())}
+        >>> Brightness().options
         {}
     """
 
@@ -98,9 +136,13 @@ class Analysis:
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns the numbers as plain data; a function of subjects and options only."""
+        return {subject.name: self.measure_one(subject) for subject in subjects}
+
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns the numbers of one subject, if an analysis looks at each by itself."""
         raise TypeError(
-            "An analysis measures something; expected a subclass with a method `measure`; received "
-            f"{type(self).__name__}"
+            "An analysis measures something; expected a subclass with a method `measure_one` or a "
+            f"method `measure`; received {type(self).__name__}"
         )
 
     def draw(self, numbers: Mapping, figure) -> None:
@@ -140,15 +182,9 @@ class Analysis:
 
     def save_picture(self, numbers: Mapping, path) -> pathlib.Path:
         """Draws numbers, for example those of a .json file, into a picture file."""
-        # Not through pyplot, which keeps figures alive and may ask for a screen.
-        from matplotlib.figure import Figure
-
-        path = pathlib.Path(path)
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        figure = new_figure(_WIDTH, _HEIGHT)
         self.draw(numbers, figure)
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=_DOTS_PER_INCH)
-        return path
+        return save_figure(figure, path, _DOTS_PER_INCH)
 
     def _check_subjects(self, subjects: Sequence[Subject]) -> None:
         names = [subject.name for subject in subjects]

@@ -6,17 +6,21 @@ steps, evaluated by PGD-20; with HE fewer steps should do.
 
 from collections.abc import Mapping, Sequence
 
-from he_keras.analysis.accuracies import (
-    ROBUST_COLUMNS,
-    column_label,
-    interval_lengths,
-    mean_accuracies,
-)
 from he_keras.analysis.analysis import Subject
-from he_keras.analysis.compared_runs import ComparedRuns
-from he_keras.analysis.drawing import legend_above, plain_axes, style
+from he_keras.analysis.compared_runs import (
+    ComparedRuns,
+    averaged,
+    column_label,
+    head_label,
+    in_order,
+    interval_lengths,
+    require_different,
+    setting,
+    table_header,
+    table_row,
+)
 from he_keras.analysis.registry import register
-from he_keras.analysis.trained_settings import head_label, head_place, require_different, setting
+from he_keras.drawing import draw_curve, legend_above, plain_axes
 
 _SHOWN = ("paper", "margin")
 
@@ -26,7 +30,7 @@ class AttackSteps(ComparedRuns):
     """Robust accuracy over the number of attack steps in training (HE paper, Fig. 2 left).
 
     Takes run folders whose objective has `num_steps`. Runs of the same head make one curve; runs
-    that differ in the seed only are averaged. See `accuracies` for the three attacks.
+    that differ in the seed only are averaged. See `compared_runs` for the three attacks.
 
     Args:
         num_steps: steps of the evaluating attacks, each of 0.003 / 0.031 of epsilon.
@@ -35,7 +39,7 @@ class AttackSteps(ComparedRuns):
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns the accuracies of each run, and for each head those at each number of steps."""
-        steps = [_training_steps(subject) for subject in subjects]
+        steps = [int(setting(subject, "objective.num_steps")) for subject in subjects]
         heads = [head_label(subject) for subject in subjects]
         require_different(subjects, steps, "objective.num_steps")
         distinctions = [
@@ -43,7 +47,11 @@ class AttackSteps(ComparedRuns):
             for head, count in zip(heads, steps, strict=True)
         ]
         runs, numbers = self.measure_runs(subjects, distinctions)
-        curves = {head: _curve(runs, head) for head in sorted(set(heads), key=head_place)}
+        points = averaged(runs, ["head", "training_steps"])
+        points.sort(key=lambda point: point["training_steps"])
+        curves = {
+            head: [point for point in points if point["head"] == head] for head in in_order(heads)
+        }
         return {**numbers, "curves": curves}
 
     def draw(self, numbers: Mapping, figure) -> None:
@@ -53,15 +61,9 @@ class AttackSteps(ComparedRuns):
         for axes, column in zip(panels, _SHOWN, strict=True):
             for number, (head, points) in enumerate(numbers["curves"].items()):
                 shares = [point[column] for point in points]
-                axes.errorbar(
-                    [point["training_steps"] for point in points],
-                    [100.0 * share for share in shares],
-                    yerr=interval_lengths(shares, numbers["num_examples"]),
-                    capsize=2,
-                    elinewidth=0.7,
-                    label=head,
-                    **style(number),
-                )
+                steps = [point["training_steps"] for point in points]
+                errors = interval_lengths(shares, numbers["num_examples"])
+                draw_curve(axes, steps, shares, errors, number, head)
             axes.set_title(column_label(column, numbers["num_steps"]), fontsize=9, pad=24)
             axes.set_xlabel("attack steps K in training")
             axes.set_xticks(sorted({run["training_steps"] for run in numbers["runs"]}))
@@ -72,24 +74,9 @@ class AttackSteps(ComparedRuns):
 
     def table(self, numbers: Mapping) -> str:
         """Returns one line for each head and number of steps."""
-        lines = [f"{'head':<12}{'K':>4}{'clean':>8}{'paper':>8}{'pgd':>8}{'margin':>8}"]
-        for head, points in numbers["curves"].items():
-            for point in points:
-                shares = "".join(f"{point[column]:>8.1%}" for column in ("clean", *ROBUST_COLUMNS))
-                lines.append(f"{head:<12}{point['training_steps']:>4}{shares}")
-        return "\n".join(lines)
-
-
-def _training_steps(subject: Subject) -> int:
-    return int(setting(subject, "objective.num_steps"))
-
-
-def _curve(runs: Sequence[Mapping], head: str) -> list[dict]:
-    """The runs of a head by number of steps, those of the same number averaged."""
-    own = [run for run in runs if run["head"] == head]
-    counts = sorted({run["training_steps"] for run in own})
-    points = []
-    for count in counts:
-        rows = [run for run in own if run["training_steps"] == count]
-        points.append({"training_steps": count, "num_runs": len(rows), **mean_accuracies(rows)})
-    return points
+        lines = [
+            f"{head:<12}{point['training_steps']:>4}{table_row(point)}"
+            for head, points in numbers["curves"].items()
+            for point in points
+        ]
+        return "\n".join([f"{'head':<12}{'K':>4}{table_header()}", *lines])

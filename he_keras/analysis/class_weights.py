@@ -1,19 +1,19 @@
 """Norms of the head's class weights, and the angles between them.
 
-Paper: "Boosting Adversarial Training with Hypersphere Embedding", Sec. 3.4: without weight
-normalisation the weights of classes with more or easier examples grow, and adversarial examples
-pull the weights of similar classes together; with it only directions count, and these spread.
+Paper: "Boosting Adversarial Training with Hypersphere Embedding", Sec. 3.4. Without weight
+normalisation, the weights of classes with more or easier examples grow, and adversarial examples
+pull the weights of similar classes together. With it only directions count, and they spread.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import COLOURS, plain_axes
 from he_keras.analysis.registry import register
 from he_keras.attacks import Victim
+from he_keras.drawing import COLOURS, draw_cells, plain_axes
 
 _MOST_LABELLED_CLASSES = 20
 _BINS = 20
@@ -47,7 +47,7 @@ def class_weight_geometry(kernel: np.ndarray) -> dict:
 
 
 def simplex_angle(num_classes: int) -> float:
-    """The angle in degrees at which as many directions are as far apart as they can all be."""
+    """The angle in degrees between any two directions if all are as far apart as possible."""
     return math.degrees(math.acos(-1.0 / (num_classes - 1)))
 
 
@@ -55,17 +55,13 @@ def simplex_angle(num_classes: int) -> float:
 class ClassWeights(Analysis):
     """Norms of the head's class weights and the angles between them (HE paper, Sec. 3.4).
 
-    For heads with a kernel: `Dense` or `CosineHead`. Where the head normalises its weights, their
-    norms change no prediction. Needs no pass through the network.
+    The head must have a kernel: `Dense` or `CosineHead`. If the head normalises its weights, their
+    norms change no prediction. The analysis needs no pass through the network.
     """
 
-    def measure(self, subjects: Sequence[Subject]) -> dict:
-        """Returns norms, angles and their summaries for each subject."""
-        kernels = [Victim(subject.model).head_weights()[0].numpy() for subject in subjects]
-        return {
-            subject.name: _summarized(kernel)
-            for subject, kernel in zip(subjects, kernels, strict=True)
-        }
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns norms, angles and their summaries."""
+        return _summarized(Victim(subject.model).head_weights()[0].numpy())
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws for each subject its angles as a heat map and a histogram, and its norms."""
@@ -119,19 +115,13 @@ def _smallest_pair(angles: np.ndarray) -> float:
 
 def _draw_heat_map(axes, angles: np.ndarray, limits):
     between = np.where(np.eye(len(angles), dtype=bool), np.nan, angles)
-    image = axes.imshow(between, cmap="cividis", vmin=limits[0], vmax=limits[1])
+    is_small = len(angles) <= _MOST_LABELLED_CLASSES
+    image = draw_cells(axes, between, limits, "{:.0f}" if is_small else "", fontsize=6)
     axes.set_xlabel("class")
     axes.set_ylabel("class")
-    if len(angles) <= _MOST_LABELLED_CLASSES:
+    if is_small:
         axes.set_xticks(range(len(angles)))
         axes.set_yticks(range(len(angles)))
-        middle = sum(limits) / 2
-        for (row, column), angle in np.ndenumerate(between):
-            if np.isfinite(angle):
-                colour = "white" if angle < middle else "black"
-                axes.text(
-                    column, row, f"{angle:.0f}", ha="center", va="center", fontsize=6, color=colour
-                )
     return image
 
 

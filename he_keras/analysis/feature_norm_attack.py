@@ -5,25 +5,20 @@ WRN-34-10 under PGD-1 keeps 67.09 % without FN in the adversarial objective and 
 PGD-2 50.37 and 33.75. Step, start and epsilon are not given, so a grid of both is measured.
 
 Normalised features make small logits, and the softmax of small logits is flat: its gradient mixes
-all wrong classes, which is another change than the paper's argument is about. So a third objective
-stands beside the two: logits as they are, and only the gradient along the feature's length removed.
+all wrong classes. The paper's argument is not about that change. So a third objective stands beside
+the two: the logits stay as they are, and only the gradient along the feature's length is removed.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from he_keras import attacks
-from he_keras.analysis.accuracies import scored
 from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import draw_bars
 from he_keras.analysis.registry import register
-from he_keras.attacks.checks import (
-    check_choice,
-    check_positive_integer,
-    check_seed,
-    positive_number,
-)
+from he_keras.arguments import check_choice, check_positive_integer, check_seed, positive_number
+from he_keras.drawing import draw_bars, legend_below
 from he_keras.layers.feature_norm import normalize
 
 #: Names of starts and what `ProjectedGradient` calls them.
@@ -33,6 +28,7 @@ _OWN_SCALE = "FN, own scale"
 
 
 @register("feature-norm-attack")
+@dataclasses.dataclass(eq=False)
 class FeatureNormAttack(Analysis):
     """Attacks with and without feature normalisation in the loss (HE paper, Table 7).
 
@@ -48,38 +44,35 @@ class FeatureNormAttack(Analysis):
         seed: seed of the uniform start.
     """
 
-    def __init__(
-        self,
-        num_steps: tuple[int, ...] = (1, 2),
-        step_sizes: tuple[str, ...] = ("0.003", "2/255"),
-        starts: tuple[str, ...] = tuple(STARTS),
-        seed: int = 0,
-    ) -> None:
-        for name, given in (("num_steps", num_steps), ("step_sizes", step_sizes)):
+    num_steps: tuple[int, ...] = (1, 2)
+    step_sizes: tuple[str, ...] = ("0.003", "2/255")
+    starts: tuple[str, ...] = tuple(STARTS)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "step_sizes"):
+            given = getattr(self, name)
             if not isinstance(given, tuple) or not given:
                 raise ValueError(f"Invalid {name}; expected a tuple; received {name}={given!r}")
-        for count in num_steps:
+        for count in self.num_steps:
             check_positive_integer("num_steps", count)
-        for start in starts:
+        for start in self.starts:
             check_choice("starts", start, tuple(STARTS))
-        check_seed(seed)
-        self.num_steps = num_steps
-        self.step_sizes = tuple(str(size) for size in step_sizes)
-        self._lengths = [positive_number("step_sizes", size) for size in step_sizes]
-        self.starts = starts
-        self.seed = seed
+        check_seed(self.seed)
+        self._lengths = [positive_number("step_sizes", size) for size in self.step_sizes]
+        self.step_sizes = tuple(str(size) for size in self.step_sizes)
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns for each subject the clean accuracy and a row for each setting."""
+        # A model without features or kernel is refused before any work.
         for subject in subjects:
             attacks.Victim(subject.model).head_weights()
-        return {
-            subject.name: {
-                "clean": float(1.0 - scored(subject, subject.images).wrong.mean()),
-                "rows": self._rows(subject),
-            }
-            for subject in subjects
-        }
+        return super().measure(subjects)
+
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns the clean accuracy and a row for each setting."""
+        clean = float((~subject.scored(subject.images).wrong).mean())
+        return {"clean": clean, "rows": self._rows(subject)}
 
     def _rows(self, subject: Subject) -> list[dict]:
         rows = []
@@ -122,8 +115,7 @@ class FeatureNormAttack(Analysis):
             axes.tick_params(axis="x", labelsize=8)
             axes.set_ylabel("accuracy in %")
             axes.set_title(f"{name}: clean {entry['clean']:.1%}", fontsize=9)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+        legend_below(figure, panels[0], 3)
         figure.suptitle("Feature norm (FN) in the adversarial objective only", fontsize=10)
 
     def table(self, numbers: Mapping) -> str:

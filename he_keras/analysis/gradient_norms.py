@@ -1,25 +1,26 @@
 """Which examples move the weights: gradient norms on adversarial over clean examples, by layer.
 
-Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 3: the ratio
-`E(|grad_w L(x*)| / |grad_w L(x)|)` for each parameter w; a high ratio means that training attends
+Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 3. It shows the ratio
+`E(|grad_w L(x*)| / |grad_w L(x)|)` for each parameter w. A high ratio means that training attends
 to the adversarial examples.
 
-Deviations: the released script, which prints the ratio for its ImageNet model, runs the clean
-branch in training mode on images that are not standardised; here both branches see the same model
-in inference mode.
+Deviations: the released script prints the ratio for its ImageNet model. Its clean branch runs in
+training mode on images that are not standardised. Here both branches see the same model in
+inference mode.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras import attacks, losses
-from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import plain_axes, style
+from he_keras import losses
+from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
-from he_keras.attacks.checks import check_positive_integer, check_seed
+from he_keras.arguments import check_positive_integer, check_seed
+from he_keras.drawing import legend_below, plain_axes, style
 from he_keras.objectives.objective import margin_cross_entropy
 
 _MOST_TICKS = 40
@@ -65,22 +66,20 @@ def weight_gradient_norms(model, images, labels, batch_size: int = 1) -> dict[st
         flat = [tf.reshape(tf.cast(each, tf.float32), [-1]) for each in gradients]
         return tf.stack([tf.norm(each) for each in flat])
 
-    rows = []
-    for first in range(0, len(labels), batch_size):
-        batch = slice(first, first + batch_size)
-        inputs = tf.constant(images[batch]), tf.constant(labels[batch], tf.int32)
-        rows.append(norms(*inputs).numpy())
+    rows = [norms(x, y).numpy() for x, y, _ in batches(images, labels, batch_size)]
     return dict(zip(kernels, np.array(rows).T, strict=True))
 
 
 @register("gradient-norms")
+@dataclasses.dataclass(eq=False)
 class GradientNorms(Analysis):
     """Weight-gradient norms on adversarial over clean examples, layer by layer (HE paper, Fig. 3).
 
-    Adversarial examples are last iterates of PGD from a uniform start, also of images that are
-    misclassified from the start. Beside the paper's mean of ratios stand their median and the ratio
-    of the means: one clean example of nearly no gradient can carry the mean of ratios away.
-    Cost for each example: num_steps + 2 forward and as many backward passes.
+    Adversarial examples are the last iterates of PGD from a uniform start, also of images that the
+    model misclassifies without any attack. The median of the ratios and the ratio of the means
+    stand beside the paper's mean of ratios. One clean example with nearly no gradient can make that
+    mean arbitrarily large.
+    Cost for each example: num_steps + 2 forward passes and as many backward passes.
 
     Args:
         num_steps: steps of PGD, each of 2.5 * epsilon / num_steps.
@@ -88,29 +87,25 @@ class GradientNorms(Analysis):
         seed: seed of the random start.
     """
 
-    def __init__(self, num_steps: int = 10, batch_size: int = 1, seed: int = 0) -> None:
-        check_positive_integer("num_steps", num_steps)
-        check_positive_integer("batch_size", batch_size)
-        check_seed(seed)
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.seed = seed
+    num_steps: int = 10
+    batch_size: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive_integer("num_steps", self.num_steps)
+        check_positive_integer("batch_size", self.batch_size)
+        check_seed(self.seed)
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns for each subject its layers, and three ratios for each of them."""
+        # A model without kernels is refused before any work.
         for subject in subjects:
             _kernels(subject.model)
-        return {subject.name: self._measure_one(subject) for subject in subjects}
+        return super().measure(subjects)
 
-    def _measure_one(self, subject: Subject) -> dict:
-        attack = attacks.PGD(
-            subject.threat,
-            num_steps=self.num_steps,
-            keep="last",
-            stop_when_broken=False,
-            seed=self.seed,
-        )
-        x_adv = attack(subject.model, subject.images, subject.labels).x_adv
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns the layers, and three ratios for each of them."""
+        x_adv = subject.last_iterates(self.num_steps, self.seed)
         both = [
             weight_gradient_norms(subject.model, images, subject.labels, self.batch_size)
             for images in (subject.images, x_adv)
@@ -138,8 +133,7 @@ class GradientNorms(Analysis):
         _set_height(panels[0], numbers)
         panels[0].set_ylabel("adversarial / clean gradient norm")
         figure.suptitle("Weight gradients on adversarial and clean examples", fontsize=10)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+        legend_below(figure, panels[0], 3)
 
     def table(self, numbers: Mapping) -> str:
         """Returns for each model the ranges of its three ratios over the layers."""
@@ -154,7 +148,7 @@ class GradientNorms(Analysis):
 
 
 def _set_height(axes, numbers: Mapping) -> None:
-    """A logarithmic axis where ratios are far apart."""
+    """Makes the axis logarithmic if the ratios are far apart."""
     ratios = [
         ratio for entry in numbers.values() for key in _PANELS for ratio in entry[key] if ratio
     ]
@@ -166,7 +160,7 @@ def _set_height(axes, numbers: Mapping) -> None:
 
 
 def _shared_layer_names(layers: Sequence[Sequence[str]]) -> list[str]:
-    """Names for the axis: a layer's where all models call it so, else its number; "head" last."""
+    """Names for the axis: a layer's own if all models share it, else its number; "head" last."""
     longest = max(layers, key=len)
     names = []
     for place, name in enumerate(longest):
@@ -200,7 +194,7 @@ def _kernels(model) -> dict:
 
 
 def _shared_parts(paths: Sequence[str]) -> int:
-    """How many leading parts all paths share, such as the name of the model; never the last."""
+    """How many leading parts all paths share, such as the model's name; the last never counts."""
     parts = [path.split("/") for path in paths]
     shared = 0
     while all(len(each) > shared + 1 for each in parts) and (
@@ -225,7 +219,7 @@ def _training_loss(model, logits, labels):
 
 
 def _ratios(clean: np.ndarray, adversarial: np.ndarray) -> dict:
-    """Three ways to put a layer's norms into one ratio; batches of no clean gradient left out."""
+    """Three ways to put a layer's norms into one ratio, without batches of no clean gradient."""
     clean, adversarial = clean.astype(np.float64), adversarial.astype(np.float64)
     counted = clean > 0
     skipped = int((~counted).sum())

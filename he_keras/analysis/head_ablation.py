@@ -7,17 +7,21 @@ both 86.20 and 58.95.
 
 from collections.abc import Mapping, Sequence
 
-from he_keras.analysis.accuracies import (
-    COLUMNS,
-    column_label,
-    interval_lengths,
-    mean_accuracies,
-)
 from he_keras.analysis.analysis import Subject
-from he_keras.analysis.compared_runs import ComparedRuns
-from he_keras.analysis.drawing import draw_bars, legend_above
+from he_keras.analysis.compared_runs import (
+    COLUMNS,
+    ComparedRuns,
+    averaged,
+    column_label,
+    head_label,
+    in_order,
+    interval_lengths,
+    require_different,
+    table_header,
+    table_row,
+)
 from he_keras.analysis.registry import register
-from he_keras.analysis.trained_settings import head_label, head_place, require_different
+from he_keras.drawing import draw_bars, legend_above
 
 
 @register("head-ablation")
@@ -25,7 +29,7 @@ class HeadAblation(ComparedRuns):
     """Accuracies of heads with and without FN, WN and the margin AM (HE paper, Sec. 4.1).
 
     Takes run folders that differ in their head. Runs of the same kind of head are averaged. See
-    `accuracies` for the three attacks.
+    `compared_runs` for the three attacks.
 
     Args:
         num_steps: steps of the evaluating attacks, each of 0.003 / 0.031 of epsilon.
@@ -37,11 +41,8 @@ class HeadAblation(ComparedRuns):
         labels = [head_label(subject) for subject in subjects]
         require_different(subjects, labels, "their head")
         runs, numbers = self.measure_runs(subjects, [{"head": label} for label in labels])
-        heads = {}
-        for label in sorted(set(labels), key=head_place):
-            rows = [run for run in runs if run["head"] == label]
-            heads[label] = {"num_runs": len(rows), **mean_accuracies(rows)}
-        return {**numbers, "heads": heads}
+        heads = {row["head"]: row for row in averaged(runs, ["head"])}
+        return {**numbers, "heads": {label: heads[label] for label in in_order(labels)}}
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws a group of bars for each kind of head."""
@@ -62,7 +63,5 @@ class HeadAblation(ComparedRuns):
 
     def table(self, numbers: Mapping) -> str:
         """Returns one line for each kind of head."""
-        lines = [f"{'head':<12}" + "".join(f"{column:>8}" for column in COLUMNS)]
-        for head, entry in numbers["heads"].items():
-            lines.append(f"{head:<12}" + "".join(f"{entry[column]:>8.1%}" for column in COLUMNS))
-        return "\n".join(lines)
+        lines = [f"{head:<12}{table_row(entry)}" for head, entry in numbers["heads"].items()]
+        return "\n".join([f"{'head':<12}{table_header()}", *lines])

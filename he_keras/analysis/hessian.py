@@ -1,35 +1,41 @@
 """The sharpest directions of the loss in the weights: top Hessian eigenvalues, and the loss there.
 
-Paper: Liu et al. 2020, "On the loss landscape of adversarial training" (PAS), whose rebuttal points
-to the loss along the top two Hessian eigenvectors to show how sharp a minimum is. Its tool: the
-adversarial examples are made once at the given weights and then stay; power iteration by double
-backward over all of them, from N(0, I), at most 50 iterations, until the value changes by less than
-1e-3 of itself; earlier eigenvectors are taken out; the last incomplete batch is left out; what is
-found is the eigenvalue of largest size, of either sign.
+Paper: Liu et al. 2020, "On the loss landscape of adversarial training" (PAS). Its rebuttal points
+to the loss along the top two Hessian eigenvectors to show how sharp a minimum is. This is what its
+tool does, and what happens here:
 
-Deviation: earlier eigenvectors are taken out by projection, see `top_eigenpairs`.
+* The adversarial examples are made once, at the given weights, and do not follow the weights.
+* Power iteration starts from N(0, I). It differentiates twice, over all examples.
+* It ends after 50 iterations, or as soon as the value changes by less than 1e-3 of itself.
+* It finds the eigenvalue of largest size, of either sign; eigenvectors already found are removed.
+* The last batch is left out if it is not full.
+
+Deviation: eigenvectors already found are removed by projection, see `top_eigenpairs`.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from he_keras import attacks, losses
-from he_keras.analysis import surface_pictures
 from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import draw_bars, legend_above
-from he_keras.analysis.power_iteration import top_eigenpairs
 from he_keras.analysis.registry import register
 from he_keras.analysis.weight_space import WeightSpace
-from he_keras.attacks.checks import (
-    check_number,
-    check_positive_integer,
-    check_seed,
-    positive_number,
+from he_keras.arguments import check_number, check_positive_integer, check_seed, positive_number
+from he_keras.drawing import (
+    common_range,
+    draw_bars,
+    draw_contours,
+    draw_relief,
+    label_directions,
+    legend_above,
 )
 
 _AXES = "1st eigenvector", "2nd eigenvector"
+# Shorter vectors count as zero.
+_FLOOR = 1e-30
 
 
 class HessianSpectrum(NamedTuple):
@@ -38,7 +44,7 @@ class HessianSpectrum(NamedTuple):
     Attributes:
         eigenvalues: shape `(k,)`.
         eigenvectors: unit vectors over all trainable weights, `(k, weights)`.
-        residuals: length of `H v - value * v`: an exact eigenvalue lies no farther away.
+        residuals: length of `H v - value * v`. An exact eigenvalue lies no farther away than that.
         num_products: Hessian-vector products that each one took.
         converged: whether each had settled within the iterations allowed.
         num_examples: how many examples entered: whole batches only.
@@ -132,11 +138,12 @@ def _spectrum(space, num_eigenvalues, max_iterations, tolerance, seed) -> Hessia
 
 
 def _with_fixed_sign(vector: np.ndarray) -> np.ndarray:
-    """Of an eigenvector and its opposite, the one whose largest entry is positive."""
+    """Of a vector and its opposite, the one whose entry of largest size is positive."""
     return vector * np.sign(vector[np.abs(vector).argmax()])
 
 
 @register("hessian")
+@dataclasses.dataclass(eq=False)
 class Hessian(Analysis):
     """Top Hessian eigenvalues of the loss in the weights, and the loss along them (PAS).
 
@@ -152,27 +159,23 @@ class Hessian(Analysis):
         seed: seed of the starts, and of the attack.
     """
 
-    def __init__(
-        self,
-        num_eigenvalues: int = 2,
-        attack: str = "pgd-10",
-        batch_size: int = 64,
-        max_iterations: int = 50,
-        tolerance: float = 1e-3,
-        radius: float = 0.25,
-        num_points: int = 11,
-        seed: int = 0,
-    ) -> None:
-        check_number("num_eigenvalues", num_eigenvalues, 2)
-        check_number("num_points", num_points, 3)
-        for name, value in (("batch_size", batch_size), ("max_iterations", max_iterations)):
-            check_positive_integer(name, value)
-        check_number("tolerance", tolerance, 0.0)
-        check_seed(seed)
-        self.num_eigenvalues, self.num_points = num_eigenvalues, num_points
-        self.attack, self.batch_size, self.seed = attack, batch_size, seed
-        self.max_iterations, self.tolerance = max_iterations, tolerance
-        self.radius = positive_number("radius", radius)
+    num_eigenvalues: int = 2
+    attack: str = "pgd-10"
+    batch_size: int = 64
+    max_iterations: int = 50
+    tolerance: float = 1e-3
+    radius: float = 0.25
+    num_points: int = 11
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("num_eigenvalues", self.num_eigenvalues, 2)
+        check_number("num_points", self.num_points, 3)
+        check_positive_integer("batch_size", self.batch_size)
+        check_positive_integer("max_iterations", self.max_iterations)
+        check_number("tolerance", self.tolerance, 0.0)
+        check_seed(self.seed)
+        self.radius = positive_number("radius", self.radius)
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns eigenvalues and surface for each subject."""
@@ -236,12 +239,100 @@ class Hessian(Analysis):
         axes.set_ylabel("Hessian eigenvalue")
         axes.axhline(0.0, color="black", linewidth=0.8)
         legend_above(axes, 1)
-        heights = surface_pictures.common_range([entry["surface"] for entry in numbers.values()])
+        heights = common_range([entry["surface"] for entry in numbers.values()])
         for column, (name, entry) in enumerate(numbers.items(), 1):
             relief = figure.add_subplot(grid[0, column], projection="3d")
-            surface_pictures.draw_relief(relief, entry["offsets"], entry["surface"], heights)
+            draw_relief(relief, entry["offsets"], entry["surface"], heights)
             relief.set_title(f"{name}\nmean cross-entropy", fontsize=9)
             flat = figure.add_subplot(grid[1, column])
-            surface_pictures.draw_map(flat, entry["offsets"], entry["surface"], heights)
+            draw_contours(flat, entry["offsets"], entry["surface"], heights)
             for each in (relief, flat):
-                surface_pictures.label_directions(each, *_AXES)
+                label_directions(each, *_AXES)
+
+
+class Eigenpair(NamedTuple):
+    """An eigenvalue, its unit eigenvector, and how far both can be trusted.
+
+    Attributes:
+        value: the Rayleigh quotient `v' H v`.
+        vector: v, of length 1.
+        residual: length of `H v - value * v`. An exact eigenvalue lies no farther from `value`.
+        num_products: how many products `H v` it took.
+        converged: the quotient had settled when the iteration ended.
+    """
+
+    value: float
+    vector: np.ndarray
+    residual: float
+    num_products: int
+    converged: bool
+
+
+def top_eigenpairs(
+    product: Callable[[np.ndarray], np.ndarray],
+    dimension: int,
+    num_pairs: int = 1,
+    max_iterations: int = 50,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> list[Eigenpair]:
+    """Finds the eigenvalues of largest size, of either sign, one after the other.
+
+    Power iteration from a standard normal vector. It ends when the Rayleigh quotient changes by
+    less than `tolerance` of itself. Each later pair is looked for among the vectors that are
+    orthogonal to the earlier ones (deflation); for exact earlier pairs that is the same as taking
+    `value * v v'` off the matrix, and for inexact ones it cannot find them again.
+
+    Two eigenvalues of nearly the same size separate slowly. If their signs differ, the quotient
+    settles at a mixture of both, and `residual` is large. So only a small residual vouches for a
+    value; `converged` does not.
+
+    Args:
+        product: function from v to H v, both of shape `(dimension,)` and float64.
+        dimension: order of the matrix.
+        num_pairs: how many pairs.
+        max_iterations: most products for one pair.
+        tolerance: relative change of the quotient that ends the iteration.
+        seed: seed of the starts.
+
+    Example:
+        >>> import numpy as np
+        >>> from he_keras.analysis.hessian import top_eigenpairs
+        >>> sizes = np.array([1.0, -4.0, 2.0])
+        >>> [round(pair.value, 2) for pair in top_eigenpairs(lambda v: sizes * v, 3, 2)]
+        [-4.0, 2.0]
+    """
+    pairs: list[Eigenpair] = []
+    for number in range(min(num_pairs, dimension)):
+        start = np.random.default_rng((seed, number)).standard_normal(dimension)
+        earlier = [pair.vector for pair in pairs]
+        pairs.append(_one_pair(product, start, earlier, max_iterations, tolerance))
+    return pairs
+
+
+def _one_pair(product, start, earlier, max_iterations: int, tolerance: float) -> Eigenpair:
+    vector = _unit(_orthogonal(start, earlier))
+    value, converged, num_products = np.inf, False, 0
+    for num_products in range(1, max_iterations + 1):
+        image = product(vector)
+        before, value = value, float(vector @ image)
+        residual = float(np.linalg.norm(image - value * vector))
+        converged = abs(value - before) <= tolerance * abs(value)
+        following = _orthogonal(image, earlier)
+        if converged or np.linalg.norm(following) <= _FLOOR:
+            break
+        if num_products < max_iterations:
+            vector = _unit(following)
+    return Eigenpair(value, vector, residual, num_products, bool(converged))
+
+
+def _orthogonal(vector: np.ndarray, earlier: list[np.ndarray]) -> np.ndarray:
+    # Twice, because the first pass leaves rounding errors of the size of what it took away.
+    for _ in range(2):
+        for other in earlier:
+            vector = vector - (vector @ other) * other
+    return vector
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), _FLOOR)

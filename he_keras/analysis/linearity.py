@@ -2,7 +2,7 @@
 
 Paper: Qin et al. 2019, "Adversarial robustness through local linearization": with the loss `l` and
 its gradient G at the image, `gamma(epsilon, x) = max |l(x + d) - l(x) - <d, G>|` over the threat
-model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. Where gamma is large, a
+model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. If gamma is large, the
 gradient at the image says little about the ball, and weak attacks overestimate robustness.
 
 The search is that of the LLR objective, with other settings: it follows the whole gradient of the
@@ -14,30 +14,26 @@ in 50, and sign steps along the loss alone, the direction of LLR's released sear
 norms have no corners like these, and take steepest steps.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import legend_above, plain_axes, style
+from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
+from he_keras.arguments import check_choice, check_number, check_positive_integer, check_seed
 from he_keras.attacks import check_examples
-from he_keras.attacks.attack import seeds_from_content
-from he_keras.attacks.checks import (
-    check_choice,
-    check_number,
-    check_positive_integer,
-    check_seed,
-    check_threat,
-)
-from he_keras.attacks.gradients import input_gradient
-from he_keras.attacks.victim import Victim
+from he_keras.attacks.framework.seeds import seeds_from_content
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.drawing import legend_above, plain_axes, style
 from he_keras.objectives.local_linearity import Search, Tangent, most_nonlinear_point
-from he_keras.threat import ThreatModel, with_radius
+from he_keras.threat import ThreatModel, check_threat, with_radius
 
+# How far the seeds of two restarts lie apart: a prime, so that they do not meet those of another
+# run, whose seed usually differs by a small or a round number.
 _RESTART_STRIDE = 7_919
 #: Adam's rate in units of epsilon.
 _ADAM_RATIO = 3.0
@@ -127,12 +123,11 @@ class _Measure:
         self._compiled = tf.function(self._measure_batch, reduce_retracing=True, autograph=False)
 
     def __call__(self, images, labels, epsilon: float) -> LocalLinearity:
-        batches = []
-        for first in range(0, len(labels), self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            batch = tf.constant(images[rows]), tf.constant(labels[rows], tf.int32)
-            batches.append(self._best_of_restarts(*batch, tf.constant(epsilon, batch[0].dtype)))
-        return LocalLinearity(*(np.concatenate(column) for column in zip(*batches, strict=True)))
+        found = [
+            self._best_of_restarts(x, y, tf.constant(epsilon, x.dtype))
+            for x, y, _ in batches(images, labels, self.batch_size)
+        ]
+        return LocalLinearity(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def _best_of_restarts(self, images, labels, epsilon) -> LocalLinearity:
         best: list[np.ndarray] = []
@@ -151,24 +146,22 @@ class _Measure:
         threat = with_radius(self.threat, epsilon)
         start = images + side * (threat.random_start(images, seeds) - images)
 
-        def loss_at(points):
-            return tf.cast(self.loss(self.victim.logits(points), labels), images.dtype)
+        def loss(logits):
+            return tf.cast(self.loss(logits, labels), images.dtype)
 
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(images)
-            clean_loss = loss_at(images)
-        tangent = Tangent(clean_loss, input_gradient(tape, clean_loss, images))
+        tangent = Tangent(*loss_and_gradient(self.victim, loss, images)[1:])
         optimizer, step_size = self._step(epsilon)
         x_adv = most_nonlinear_point(
             Search(self.num_steps, optimizer, step_size, linear_term=True, keep="best"),
-            loss_at,
+            self.victim.logits,
+            loss,
             images,
             tangent,
             threat.clip_to_bounds(start),
             threat,
         )
         slope = tangent.slope(x_adv, images)
-        gamma = tf.abs(loss_at(x_adv) - tangent.loss - slope)
+        gamma = tf.abs(loss(self.victim.logits(x_adv)) - tangent.loss - slope)
         return LocalLinearity(gamma, tf.abs(slope), tangent.loss, x_adv)
 
     def _step(self, epsilon) -> tuple:
@@ -178,10 +171,11 @@ class _Measure:
 
 
 @register("linearity")
+@dataclasses.dataclass(eq=False)
 class Linearity(Analysis):
     """Deviation of the loss from its tangent plane against the radius of the ball (LLR paper).
 
-    A point found within a smaller radius counts for the larger ones, too.
+    A point found within a smaller radius counts for the larger ones also.
     Cost for each example and radius: see `local_linearity`.
 
     Args:
@@ -194,38 +188,29 @@ class Linearity(Analysis):
         seed: seed of the starts.
     """
 
-    def __init__(
-        self,
-        multiples: tuple = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0),
-        num_steps: int = 20,
-        num_restarts: int = 2,
-        loss: str = "ce",
-        batch_size: int = 250,
-        seed: int = 0,
-    ) -> None:
+    multiples: tuple = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+    num_steps: int = 20
+    num_restarts: int = 2
+    loss: str = "ce"
+    batch_size: int = 250
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        multiples = self.multiples
         for multiple in multiples:
             check_number("multiples", multiple, 0.0)
         if not multiples or list(multiples) != sorted(set(multiples)) or multiples[0] <= 0:
             raise ValueError(
                 f"Invalid multiples; expected increasing numbers > 0; received {multiples}"
             )
-        check_choice("loss", loss, tuple(losses.ATTACK_LOSSES))
-        check_positive_integer("num_steps", num_steps)
-        check_positive_integer("num_restarts", num_restarts)
-        check_positive_integer("batch_size", batch_size)
-        check_seed(seed)
+        check_choice("loss", self.loss, tuple(losses.ATTACK_LOSSES))
+        for name in ("num_steps", "num_restarts", "batch_size"):
+            check_positive_integer(name, getattr(self, name))
+        check_seed(self.seed)
         self.multiples = tuple(float(multiple) for multiple in multiples)
-        self.num_steps = num_steps
-        self.num_restarts = num_restarts
-        self.loss = loss
-        self.batch_size = batch_size
-        self.seed = seed
 
-    def measure(self, subjects: Sequence[Subject]) -> dict:
-        """Returns for each subject its radii, and gamma and slope over its images at each."""
-        return {subject.name: self._measure_one(subject) for subject in subjects}
-
-    def _measure_one(self, subject: Subject) -> dict:
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns the radii, and gamma and slope over the images at each."""
         settings = self.num_steps, self.num_restarts, self.seed, self.loss, self.batch_size
         measure = _Measure(subject.model, subject.threat, *settings)
         radii = [multiple * subject.threat.epsilon for multiple in self.multiples]

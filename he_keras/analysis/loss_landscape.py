@@ -1,34 +1,36 @@
 """The loss around images, over the plane of the gradient's sign and a random sign vector.
 
 Paper: the loss landscapes of the supplement to RAT, Fig. 3 (`x + a * sign(grad) + b * Rademacher`),
-as first drawn by Tramer et al. 2018, "Ensemble adversarial training". Where gradients tell the
-truth, the loss rises evenly along the first axis and hardly changes along the second; ridges and
-hollows mean that they mislead.
+as first drawn by Tramer et al. 2018, "Ensemble adversarial training". If gradients tell the truth,
+the loss rises evenly along the first axis and hardly changes along the second. Ridges and hollows
+mean that gradients mislead.
 
 Deviations: pixels are clipped to their bounds, so that every point is a legal image; for l2 and l1
 both directions are scaled to length 1 in the threat model's norm, which for linf they are anyway.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.analysis import surface_pictures
-from he_keras.analysis.analysis import Analysis, Subject
+from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
-from he_keras.attacks import PGD, Attack, Victim, check_examples
-from he_keras.attacks.checks import (
+from he_keras.arguments import (
     check_choice,
     check_number,
     check_positive_integer,
     check_seed,
     positive_number,
 )
-from he_keras.attacks.gradients import loss_and_gradient
-from he_keras.threat import ThreatModel, draw_per_seed
+from he_keras.attacks import PGD, Attack, Victim, check_examples
+from he_keras.attacks.framework.victim import loss_and_gradient
+from he_keras.balls import draw_per_seed
+from he_keras.drawing import common_range, draw_contours, draw_relief, label_directions
+from he_keras.threat import ThreatModel
 
 #: Names of the losses, and what pictures call them.
 LOSSES = {"ce": "cross-entropy", "cw": "margin loss"}
@@ -67,7 +69,7 @@ def loss_surface(
 
     The plane is `x + a * sign(gradient) + b * r` with r of random signs, drawn from (seed, position
     of the image), and pixels clipped to their bounds. The margin loss is the largest other logit
-    less the true one: positive where the prediction is wrong.
+    minus the true one: it is positive if the prediction is wrong.
 
     Cost per image: one forward and backward pass, and `num_points ** 2` forward passes.
 
@@ -94,10 +96,8 @@ def loss_surface(
     images, labels = check_examples(threat, images, labels)
     _check_options(loss, num_points, batch_size, seed)
     offsets = np.linspace(-1.0, 1.0, num_points) * positive_number("extent", extent)
-    plane = _Plane(Victim(model, streams=None), threat, loss)
-    rows = [slice(first, first + batch_size) for first in range(0, len(images), batch_size)]
-    ids = np.arange(len(images))
-    parts = [plane.scores(images[r], labels[r], ids[r], offsets, seed) for r in rows]
+    plane = _Plane(Victim(model), threat, loss)
+    parts = [plane.scores(offsets, *batch) for batch in batches(images, labels, batch_size, seed)]
     # From [part][quantity, along gradient, along random, image].
     scores = np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
     inside = scores[2] <= threat.epsilon * (1 + _ROUNDING)
@@ -124,10 +124,8 @@ class _Plane:
         self.directions = tf.function(self._directions, reduce_retracing=True)
         self.point = tf.function(self._point, reduce_retracing=True)
 
-    def scores(self, images, labels, ids, offsets, seed: int) -> np.ndarray:
+    def scores(self, offsets, images, labels, seeds) -> np.ndarray:
         """Returns both losses and the distance, `[quantity, along gradient, along random, n]`."""
-        images, labels = tf.constant(images), tf.constant(labels, tf.int32)
-        seeds = tf.constant(np.stack([np.full(len(ids), seed), ids], axis=1), tf.int32)
         directions = self.directions(images, labels, seeds)
         steps = tf.constant(offsets * self.threat.epsilon, images.dtype)
         rows = [
@@ -161,11 +159,12 @@ def _random_signs(shape, seed, dtype):
 
 
 @register("loss-surface")
+@dataclasses.dataclass(eq=False)
 class LossSurfaces(Analysis):
     """Loss over the plane of the gradient's sign and random signs, RAT supplement, Fig. 3.
 
-    Beside the planes, for comparison, the loss after one step of length epsilon along the gradient
-    and after PGD: a plane holds only a small part of the ball, and its maximum is no worst case.
+    The loss after one step of length epsilon along the gradient and the loss after PGD stand beside
+    the planes. A plane holds only a small part of the ball, so its maximum is no worst case.
 
     Args:
         loss: "ce" or "cw": the loss that gives the first direction and that the attacks climb.
@@ -182,28 +181,22 @@ class LossSurfaces(Analysis):
         1.0
     """
 
-    def __init__(
-        self,
-        loss: str = "ce",
-        num_points: int = 21,
-        extent: float = 1.0,
-        num_pictured: int = 2,
-        num_steps: int = 20,
-        batch_size: int = 128,
-        seed: int = 0,
-    ) -> None:
-        _check_options(loss, num_points, batch_size, seed)
-        check_positive_integer("num_steps", num_steps)
-        check_number("num_pictured", num_pictured, 0)
-        self.loss, self.num_points, self.num_pictured = loss, num_points, num_pictured
-        self.extent = positive_number("extent", extent)
-        self.num_steps, self.batch_size, self.seed = num_steps, batch_size, seed
+    loss: str = "ce"
+    num_points: int = 21
+    extent: float = 1.0
+    num_pictured: int = 2
+    num_steps: int = 20
+    batch_size: int = 128
+    seed: int = 0
 
-    def measure(self, subjects: Sequence[Subject]) -> dict:
-        """Returns planes and reference losses for each subject."""
-        return {subject.name: self._measure_one(subject) for subject in subjects}
+    def __post_init__(self) -> None:
+        _check_options(self.loss, self.num_points, self.batch_size, self.seed)
+        check_positive_integer("num_steps", self.num_steps)
+        check_number("num_pictured", self.num_pictured, 0)
+        self.extent = positive_number("extent", self.extent)
 
-    def _measure_one(self, subject: Subject) -> dict:
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns planes and reference losses."""
         threat = subject.threat
         surface = loss_surface(
             *(subject.model, subject.images, subject.labels, threat, self.loss),
@@ -241,11 +234,11 @@ class LossSurfaces(Analysis):
         return self._losses(subject, attack(subject.model, subject.images, subject.labels).x_adv)
 
     def _losses(self, subject: Subject, images: np.ndarray) -> np.ndarray:
-        victim, loss, parts = Victim(subject.model), losses.ATTACK_LOSSES[self.loss], []
-        for first in range(0, len(images), self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            labels = tf.constant(subject.labels[rows], tf.int32)
-            parts.append(loss(victim.logits(tf.constant(images[rows])), labels).numpy())
+        victim, loss = Victim(subject.model), losses.ATTACK_LOSSES[self.loss]
+        parts = [
+            loss(victim.logits(x), y).numpy()
+            for x, y, _ in batches(images, subject.labels, self.batch_size)
+        ]
         return np.concatenate(parts).astype(np.float64)
 
     def table(self, numbers: Mapping) -> str:
@@ -268,19 +261,19 @@ class LossSurfaces(Analysis):
             fontsize=10,
         )
         for number in range(num_columns):
-            heights = surface_pictures.common_range([each[number][1] for each in panels.values()])
+            heights = common_range([each[number][1] for each in panels.values()])
             for row, (name, entry) in enumerate(numbers.items()):
                 title, values, maximum = panels[name][number]
                 place = row * num_columns + number + 1
                 flat = {} if number else {"projection": "3d"}
                 axes = figure.add_subplot(len(panels), num_columns, place, **flat)
                 axes.set_title(title if number else f"{name}\n{title}", fontsize=9)
-                surface_pictures.label_directions(axes, *(_AXES if number else _SHORT_AXES))
+                label_directions(axes, *(_AXES if number else _SHORT_AXES))
                 if number:
-                    surface_pictures.draw_map(axes, entry["offsets"], values, heights)
+                    draw_contours(axes, entry["offsets"], values, heights)
                     _mark(axes, entry["norm"], maximum)
                 else:
-                    surface_pictures.draw_relief(axes, entry["offsets"], values, heights)
+                    draw_relief(axes, entry["offsets"], values, heights)
 
     def _panels(self, entry: Mapping) -> list[tuple]:
         """Title, values, and marked maximum of each picture in a model's row."""

@@ -15,6 +15,7 @@ Deviations: `x + u` is clipped to the pixels' bounds.
 """
 
 import csv
+import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -22,25 +23,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from he_keras.analysis.analysis import Analysis, Subject
-from he_keras.analysis.drawing import draw_bars, legend_above, plain_axes, style
+from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
+from he_keras.arguments import check_positive_integer, check_seed
 from he_keras.attacks import FGSM, PGD, Victim, check_examples
-from he_keras.attacks.checks import check_positive_integer, check_seed
-from he_keras.attacks.gradients import loss_and_gradient
+from he_keras.attacks.framework.victim import loss_and_gradient
+from he_keras.drawing import draw_bars, legend_above, plain_axes, style
 from he_keras.losses import cross_entropy
 from he_keras.objectives.grad_align import cosine_distance
 from he_keras.threat import ThreatModel
 
 VERDICTS = ("sound", "at risk", "collapsed")
-#: Robust accuracy of every epoch, where the run has it; the first is drawn and judged first.
-ROBUST_COLUMNS = ("val_robust_accuracy", "guard_accuracy", "guard_accuracy_min")
+#: Robust accuracy of every epoch, if the run has it, and what the picture calls it. The first
+#: column is drawn and judged first.
+ROBUST_COLUMNS = {
+    "val_robust_accuracy": "validation",
+    "guard_accuracy": "guard",
+    "guard_accuracy_min": "guard, lowest",
+}
 # Smaller differences of accuracies are noise.
 _SMALLEST_FALL = 0.05
-# PGD keeps so little of what FGSM leaves: less than half, or less than four fifths.
+# The share of what FGSM leaves correct that PGD leaves correct too.
 _COLLAPSED_SHARE, _RISK_SHARE = 0.5, 0.8
-# Measured: 0.97 in sound models of CIFAR-10 at 8/255, 0.4 in collapsed ones of 8x8 digits; the
-# paper sees values near 0 after the collapse of larger models.
+# Measured: 0.97 in sound models of CIFAR-10 at 8/255, and 0.4 in collapsed models of 8x8 digits.
+# The paper sees values near 0 after the collapse of larger models.
 _COLLAPSED_COSINE, _RISK_COSINE = 0.2, 0.5
 # A drop from the best epoch, as a share of the best: robust overfitting alone costs less than half.
 _COLLAPSED_DROP, _RISK_DROP = 0.5, 0.25
@@ -73,7 +79,7 @@ def gradient_alignment(
     images, labels = check_examples(threat, images, labels)
     check_positive_integer("batch_size", batch_size)
     check_seed(seed)
-    victim = Victim(model, streams=None)
+    victim = Victim(model)
 
     @tf.function(reduce_retracing=True)
     def cosines(x, y, seeds):
@@ -86,12 +92,7 @@ def gradient_alignment(
         cosine = 1.0 - cosine_distance(here, beside)
         return tf.where(is_zero, tf.constant(math.nan, cosine.dtype), cosine)
 
-    parts = []
-    for first in range(0, len(images), batch_size):
-        ids = np.arange(len(images))[first : first + batch_size]
-        seeds = tf.constant(np.stack([np.full(len(ids), seed), ids], axis=1), tf.int32)
-        batch = tf.constant(images[ids]), tf.constant(labels[ids], tf.int32)
-        parts.append(cosines(*batch, seeds).numpy())
+    parts = [cosines(*batch).numpy() for batch in batches(images, labels, batch_size, seed)]
     return np.concatenate(parts)
 
 
@@ -104,10 +105,10 @@ def overfitting_verdict(
     """Returns "sound", "at risk" or "collapsed", and the reasons.
 
     Collapsed: the many-step accuracy is below half of the single-step accuracy, or the mean cosine
-    is below 0.2. At risk: below four fifths, or below 0.5, or robust accuracy in the history fell
-    by more than a quarter from its best epoch (by more than half: the training collapsed, if only
-    for a while or before the weights were put back). Accuracies closer than 0.05 count as equal.
-    What is sound now may still collapse in later epochs.
+    is below 0.2. At risk: the accuracy is below four fifths, or the cosine below 0.5, or robust
+    accuracy in the history fell by more than a quarter from its best epoch. After a fall by more
+    than half, the training had collapsed, perhaps only for a while or before the weights were put
+    back. Accuracies closer than 0.05 count as equal. A sound model may still collapse later.
 
     Args:
         single_step: accuracy under one step of length epsilon, 0..1.
@@ -168,6 +169,7 @@ def _number(text: str | None) -> float:
 
 
 @register("overfitting-monitor")
+@dataclasses.dataclass(eq=False)
 class OverfittingMonitor(Analysis):
     """Tells catastrophic overfitting: FGSM against PGD, gradient alignment, and the history.
 
@@ -179,17 +181,17 @@ class OverfittingMonitor(Analysis):
         seed: seed of the random starts and of the noise.
     """
 
-    def __init__(self, num_steps: int = 20, batch_size: int = 128, seed: int = 0) -> None:
-        check_positive_integer("num_steps", num_steps)
-        check_positive_integer("batch_size", batch_size)
-        check_seed(seed)
-        self.num_steps, self.batch_size, self.seed = num_steps, batch_size, seed
+    num_steps: int = 20
+    batch_size: int = 128
+    seed: int = 0
 
-    def measure(self, subjects: Sequence[Subject]) -> dict:
-        """Returns for each subject accuracies, alignment, history and verdict."""
-        return {subject.name: self._measure_one(subject) for subject in subjects}
+    def __post_init__(self) -> None:
+        check_positive_integer("num_steps", self.num_steps)
+        check_positive_integer("batch_size", self.batch_size)
+        check_seed(self.seed)
 
-    def _measure_one(self, subject: Subject) -> dict:
+    def measure_one(self, subject: Subject) -> dict:
+        """Returns accuracies, alignment, history and verdict."""
         data = subject.model, subject.images, subject.labels
         settings = {"batch_size": self.batch_size, "seed": self.seed}
         single = FGSM(subject.threat, **settings)(*data)
@@ -203,7 +205,7 @@ class OverfittingMonitor(Analysis):
             single.robust_accuracy, multi.robust_accuracy, alignment, robust
         )
         return {
-            "clean": self._clean_accuracy(subject),
+            "clean": float((~subject.scored(subject.images).wrong).mean()),
             "single_step": single.robust_accuracy,
             "multi_step": multi.robust_accuracy,
             "gap": single.robust_accuracy - multi.robust_accuracy,
@@ -213,14 +215,6 @@ class OverfittingMonitor(Analysis):
             "reasons": reasons,
             "history": history,
         }
-
-    def _clean_accuracy(self, subject: Subject) -> float:
-        correct = 0
-        for first in range(0, len(subject.labels), self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            logits = np.asarray(subject.logits(tf.constant(subject.images[rows])))
-            correct += int((logits.argmax(axis=1) == subject.labels[rows]).sum())
-        return correct / len(subject.labels)
 
     def table(self, numbers: Mapping) -> str:
         """Returns the verdicts and what they rest on."""
@@ -275,19 +269,12 @@ def _draw_history(axes, name: str, history: Mapping, number: int) -> None:
     for place, column in enumerate(shown):
         values = 100.0 * np.array(history[column], float)
         look = {**style(number), "linestyle": ("-", "--", ":")[place]}
-        label = f"{name}, {_LABELS[column]}"
+        label = f"{name}, {ROBUST_COLUMNS[column]}"
         axes.plot(range(1, len(values) + 1), values, markersize=4, label=label, **look)
     if shown and "accuracy" in history:
         values = 100.0 * np.array(history["accuracy"], float)
         look = {"color": style(number)["color"], "linewidth": 0.8, "alpha": 0.7}
         axes.plot(range(1, len(values) + 1), values, label="_training", **look)
-
-
-_LABELS = {
-    "val_robust_accuracy": "validation",
-    "guard_accuracy": "guard",
-    "guard_accuracy_min": "guard, lowest",
-}
 
 
 def _shown(value: float | None) -> str:

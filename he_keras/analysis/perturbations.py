@@ -4,23 +4,23 @@ Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 2 (right
 a standardly trained network look like noise, those of adversarially trained ones, and more so with
 HE, follow the object in the image.
 
-That is a statement about a few pictures. Two numbers over all images stand beside them: how much a
-pixel's change resembles its neighbours' (0 for noise), and how much the change is found where the
-image has edges.
+That is a statement about a few pictures, so two numbers over all images stand beside them: how
+much a pixel's change resembles its neighbours' (0 for noise), and how much the change is found at
+the image's edges.
 """
 
 import base64
+import dataclasses
 import io
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from he_keras import attacks
-from he_keras.analysis.accuracies import scored
 from he_keras.analysis.analysis import Analysis, Subject
 from he_keras.analysis.registry import register
-from he_keras.attacks.checks import check_positive_integer, check_seed
+from he_keras.arguments import check_positive_integer, check_seed
+from he_keras.drawing import png
 
 _CELL = 1.25
 _FEWEST_PIXELS = 2
@@ -59,6 +59,7 @@ def perturbation_statistics(images: np.ndarray, x_adv: np.ndarray) -> dict[str, 
 
 
 @register("perturbations")
+@dataclasses.dataclass(eq=False)
 class Perturbations(Analysis):
     """Magnified adversarial perturbations of several models side by side (HE paper, Fig. 2 right).
 
@@ -71,21 +72,22 @@ class Perturbations(Analysis):
         seed: seed of the random start.
     """
 
-    def __init__(self, num_images: int = 5, num_steps: int = 20, seed: int = 0) -> None:
-        check_positive_integer("num_images", num_images)
-        check_positive_integer("num_steps", num_steps)
-        check_seed(seed)
-        self.num_images = num_images
-        self.num_steps = num_steps
-        self.seed = seed
+    num_images: int = 5
+    num_steps: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive_integer("num_images", self.num_images)
+        check_positive_integer("num_steps", self.num_steps)
+        check_seed(self.seed)
 
     def measure(self, subjects: Sequence[Subject]) -> dict:
         """Returns pictures as PNG in base64, verdicts, and the statistics over all images."""
         first = subjects[0]
         for subject in subjects:
             _check_same_images(subject, first)
-        clean = [scored(subject, subject.images) for subject in subjects]
-        x_advs = [self._attacked(subject) for subject in subjects]
+        clean = [subject.scored(subject.images) for subject in subjects]
+        x_advs = [subject.last_iterates(self.num_steps, self.seed) for subject in subjects]
         all_right = ~np.any([each.wrong for each in clean], axis=0)
         shown = np.flatnonzero(all_right)[: self.num_images]
         shown = shown if len(shown) else np.arange(len(first.labels))[: self.num_images]
@@ -97,19 +99,9 @@ class Perturbations(Analysis):
         return {
             "positions": shown,
             "labels": first.labels[shown],
-            "images": [_png((first.images[row] - low) / (high - low)) for row in shown],
+            "images": [png((first.images[row] - low) / (high - low)) for row in shown],
             "models": models,
         }
-
-    def _attacked(self, subject: Subject) -> np.ndarray:
-        attack = attacks.PGD(
-            subject.threat,
-            num_steps=self.num_steps,
-            keep="last",
-            stop_when_broken=False,
-            seed=self.seed,
-        )
-        return attack(subject.model, subject.images, subject.labels).x_adv
 
     def draw(self, numbers: Mapping, figure) -> None:
         """Draws a row for each image: the image, then its perturbation for each model."""
@@ -158,9 +150,9 @@ def _shown_and_measured(subject: Subject, x_adv: np.ndarray, shown: np.ndarray) 
     largest = np.abs(changes).max(axis=(1, 2, 3))
     safe = np.where(largest > 0, largest, 1.0)
     pictures = 0.5 + 0.5 * changes / safe[:, None, None, None]
-    answers = scored(subject, x_adv)
+    answers = subject.scored(x_adv)
     return {
-        "perturbations": [_png(picture) for picture in pictures],
+        "perturbations": [png(each) for each in pictures],
         "predictions": answers.prediction[shown],
         "magnification": 0.5 / safe,
         "robust_accuracy": float(1.0 - answers.wrong.mean()),
@@ -198,20 +190,10 @@ def _magnification(factors: Sequence[float]) -> str:
     return f"x {low:.0f}" if high - low < 1.0 else f"x {low:.0f} to {high:.0f}"
 
 
-def _png(shares: np.ndarray) -> str:
-    """A picture of values in [0, 1] as base64 text."""
+def _show(axes, picture: str) -> None:
     from PIL import Image
 
-    pixels = np.rint(255.0 * np.clip(np.nan_to_num(shares), 0.0, 1.0)).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def _show(axes, png: str) -> None:
-    from PIL import Image
-
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture))))
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from he_keras.analysis.analysis import Analysis, option_defaults
-from he_keras.threat import parse_epsilon
+from he_keras.arguments import parse_epsilon
+from he_keras.registry import Registry
 
-_ANALYSES: dict[str, type[Analysis]] = {}
+_ANALYSES: Registry[type[Analysis]] = Registry("analysis")
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -26,8 +27,8 @@ def register(name: str):
     def decorate(analysis: type[Analysis]) -> type[Analysis]:
         known = _ANALYSES.get(name)
         # A module that is imported again defines the same class again.
-        if known is not None and known.__qualname__ != analysis.__qualname__:
-            raise ValueError(f"Analysis registered twice; expected a new name; received {name!r}")
+        if known is not None and known.__qualname__ == analysis.__qualname__:
+            del _ANALYSES[name]
         analysis.name = name
         _ANALYSES[name] = analysis
         return analysis
@@ -38,7 +39,7 @@ def register(name: str):
 def names() -> list[str]:
     """Returns the registered names."""
     _import_all()
-    return sorted(_ANALYSES)
+    return _ANALYSES.names()
 
 
 def get(name: str, **options) -> Analysis:
@@ -87,9 +88,7 @@ def _import_all() -> None:
 
 
 def _look_up(name: str) -> type[Analysis]:
-    known = names()
-    if name not in known:
-        raise ValueError(f"Unknown analysis; expected one of {', '.join(known)}; received {name!r}")
+    _import_all()
     return _ANALYSES[name]
 
 

@@ -10,17 +10,21 @@ a larger scale seems to gain is the attack's failure: the attack on the margin s
 import collections
 from collections.abc import Mapping, Sequence
 
-from he_keras.analysis.accuracies import (
-    COLUMNS,
-    column_label,
-    interval_lengths,
-    mean_accuracies,
-)
 from he_keras.analysis.analysis import Subject
-from he_keras.analysis.compared_runs import ComparedRuns
-from he_keras.analysis.drawing import plain_axes, style
+from he_keras.analysis.compared_runs import (
+    COLUMNS,
+    ComparedRuns,
+    averaged,
+    column_label,
+    head_label,
+    interval_lengths,
+    require_different,
+    setting,
+    table_header,
+    table_row,
+)
 from he_keras.analysis.registry import register
-from he_keras.analysis.trained_settings import head_label, require_different, setting
+from he_keras.drawing import draw_curve, legend_below, plain_axes
 
 _SYMBOLS = {"scale": "s", "margin": "m"}
 
@@ -31,7 +35,7 @@ class ScaleMarginGrid(ComparedRuns):
 
     Takes run folders of HE heads. The picture has a curve over the scale at the margin that most
     runs share, and one over the margin at the scale that most runs share. Runs that differ in the
-    seed only are averaged. See `accuracies` for the three attacks.
+    seed only are averaged. See `compared_runs` for the three attacks.
 
     Args:
         num_steps: steps of the evaluating attacks, each of 0.003 / 0.031 of epsilon.
@@ -44,11 +48,8 @@ class ScaleMarginGrid(ComparedRuns):
         require_different(subjects, pairs, "head.scale or head.margin")
         distinctions = [{"scale": scale, "head_margin": margin} for scale, margin in pairs]
         runs, numbers = self.measure_runs(subjects, distinctions)
-        cells = []
-        for scale, margin in sorted(set(pairs)):
-            rows = [run for run in runs if (run["scale"], run["head_margin"]) == (scale, margin)]
-            means = mean_accuracies(rows)
-            cells.append({"scale": scale, "head_margin": margin, "num_runs": len(rows), **means})
+        cells = averaged(runs, ["scale", "head_margin"])
+        cells.sort(key=lambda cell: (cell["scale"], cell["head_margin"]))
         return {**numbers, "cells": cells}
 
     def draw(self, numbers: Mapping, figure) -> None:
@@ -67,17 +68,16 @@ class ScaleMarginGrid(ComparedRuns):
             axes.set_title(f"{_words(fixed)} = {curve[0][fixed]:g}", fontsize=9)
             axes.set_xlabel(_words(varied))
         panels[0].set_ylabel("accuracy in %")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+        legend_below(figure, panels[0], 2)
         figure.suptitle("Scale and margin of the HE head", fontsize=10)
 
     def table(self, numbers: Mapping) -> str:
         """Returns one line for each pair of scale and margin."""
-        lines = [f"{'s':>6}{'m':>6}" + "".join(f"{column:>8}" for column in COLUMNS)]
-        for cell in numbers["cells"]:
-            shares = "".join(f"{cell[column]:>8.1%}" for column in COLUMNS)
-            lines.append(f"{cell['scale']:>6g}{cell['head_margin']:>6g}{shares}")
-        return "\n".join(lines)
+        lines = [
+            f"{cell['scale']:>6g}{cell['head_margin']:>6g}{table_row(cell)}"
+            for cell in numbers["cells"]
+        ]
+        return "\n".join([f"{'s':>6}{'m':>6}{table_header()}", *lines])
 
 
 def _scale_and_margin(subject: Subject) -> tuple[float, float]:
@@ -96,18 +96,13 @@ def _curve(cells: Sequence[Mapping], varied: str, fixed: str) -> list[Mapping]:
 
 
 def _draw_curve(axes, curve: Sequence[Mapping], varied: str, numbers: Mapping) -> None:
+    places = [cell[varied] for cell in curve]
     for number, column in enumerate(COLUMNS):
         shares = [cell[column] for cell in curve]
-        axes.errorbar(
-            [cell[varied] for cell in curve],
-            [100.0 * share for share in shares],
-            yerr=interval_lengths(shares, numbers["num_examples"]),
-            capsize=2,
-            elinewidth=0.7,
-            label=column_label(column, numbers["num_steps"]),
-            **style(number),
-        )
-    axes.set_xticks([cell[varied] for cell in curve])
+        errors = interval_lengths(shares, numbers["num_examples"])
+        label = column_label(column, numbers["num_steps"])
+        draw_curve(axes, places, shares, errors, number, label)
+    axes.set_xticks(places)
     plain_axes(axes)
 
 

@@ -1,7 +1,7 @@
 """The mean loss of some examples as a function of a model's weights: values and curvature.
 
-Batch normalisation runs in inference mode, and no weight of the model is ever written: others are
-put in place of the model's own for the length of a call (`keras.StatelessScope`).
+Batch normalisation runs in inference mode, and no weight of the model is ever written: other values
+take the place of the model's own during a call (`keras.StatelessScope`).
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.victim import Victim
+from he_keras.attacks.framework.victim import Victim
 
 
 class WeightSpace:
     """The loss over fixed examples, for any values of the trainable weights.
 
-    Weights are one flat float64 vector here; the passes run in the model's precision, and the sums
+    Weights are one flat float64 vector here. The passes run in the model's precision, and the sums
     over batches in float64. Memory is that of one batch, whatever the number of examples. The last
-    batch is left out where it is not full, as in the tool behind the paper's figures.
+    batch is left out if it is not full, as in the tool that drew the paper's figures.
 
     Args:
         model: a `keras.Model` with trainable weights.

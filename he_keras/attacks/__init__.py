@@ -4,11 +4,10 @@
 with a subclass of `Attack` that defines `run`, register a name in it, and import it here.
 """
 
-from he_keras.attacks.apgd import APGD, APGDCE, APGDDLR, APGDTargeted
-from he_keras.attacks.attack import Attack
+from he_keras.attacks.apgd import APGD, APGDCE, APGDDLR
+from he_keras.attacks.apgd_targeted import APGDTargeted
 from he_keras.attacks.autoattack import AutoAttack, AutoAttackPlus, AutoAttackRand
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
-from he_keras.attacks.checks import check_examples
 from he_keras.attacks.cleverhans_bridge import (
     Cleverhans,
     CleverhansCWL2,
@@ -16,10 +15,13 @@ from he_keras.attacks.cleverhans_bridge import (
     CleverhansIterated,
 )
 from he_keras.attacks.deepfool import DeepFool
-from he_keras.attacks.ensemble import Ensemble, EnsembleResult
 from he_keras.attacks.fab import FAB, FABT
 from he_keras.attacks.feature_attack import FeatureAttack
 from he_keras.attacks.feature_norm_pgd import FeatureNormPGD
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.ensemble import Ensemble, EnsembleResult
+from he_keras.attacks.framework.result import AttackResult, Crafted
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.gradient_estimation import NES, SPSA, GradientEstimation
 from he_keras.attacks.multi_targeted import MultiTargeted
 from he_keras.attacks.projected_gradient import (
@@ -34,12 +36,11 @@ from he_keras.attacks.projected_gradient import (
 )
 from he_keras.attacks.rays import RayS
 from he_keras.attacks.registry import get, names, register
-from he_keras.attacks.result import AttackResult, Crafted
 from he_keras.attacks.screen import Screen
 from he_keras.attacks.square import Square
 from he_keras.attacks.transfer import Transfer
-from he_keras.attacks.victim import Victim
 from he_keras.attacks.zoo import ZOO
+from he_keras.threat import check_examples
 
 __all__ = [
     "APGD",

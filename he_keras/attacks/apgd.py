@@ -1,4 +1,8 @@
-"""APGD and targeted APGD: projected gradient ascent that chooses its own step sizes."""
+"""APGD: projected ascent that sets its step size itself, for linf, l2 and l1.
+
+The file reads from top to bottom: the attack, the loop from one start, and the two rules by which
+the loop steps (with momentum in linf and l2, with sparse steps in l1).
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -7,18 +11,19 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.apgd_loop import Ascent, State
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_flag, check_number, check_positive_integer
+from he_keras.arguments import check_flag, check_positive_integer, check_share
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Best, Crafted, Goal
+from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, draw_per_seed
+from he_keras.balls import draw_per_seed, example_axes, length, standard_normal, uniform_linf
+from he_keras.threat import ThreatModel
 
 # Radii of the l1 schedule in epsilons, and the share of the steps that the first two each take.
 _LARGER_EPSILONS = (3.0, 2.0, 1.0)
 _SHARE_OF_LARGER = 0.3
+_START_NOISE = {"linf": uniform_linf, "l2": standard_normal, "l1": standard_normal}
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -66,8 +71,9 @@ class APGD(Attack):
         [0.4, 0.4]
     """
 
-    #: Losses by name.
-    losses_by_name: dict[str, Any] = losses.ATTACK_LOSSES
+    has_targeted_form = True
+    #: The losses to choose from.
+    loss_names = tuple(losses.ATTACK_LOSSES)
 
     def __init__(
         self,
@@ -86,7 +92,8 @@ class APGD(Attack):
         check_positive_integer("eot_samples", eot_samples)
         self.loss = loss
         self.num_steps = int(num_steps)
-        self.rho = _checked_rho(rho)
+        check_share("rho", rho)
+        self.rho = float(rho)
         self.eot_samples = int(eot_samples)
         check_flag("random_start", random_start)
         check_flag("larger_epsilons", larger_epsilons)
@@ -97,9 +104,9 @@ class APGD(Attack):
         self.ascents = self._build_ascents()
 
     def _check_choices(self) -> None:
-        if self.loss not in self.losses_by_name:
+        if self.loss not in self.loss_names:
             raise ValueError(
-                f"Unknown attack loss; expected one of {tuple(self.losses_by_name)}; "
+                f"Unknown attack loss; expected one of {self.loss_names}; "
                 f"received loss={self.loss!r}"
             )
         if self.keep != "best":
@@ -119,13 +126,13 @@ class APGD(Attack):
                 f"received num_steps={self.num_steps}"
             )
 
-    def _build_ascents(self) -> list[Ascent]:
+    def _build_ascents(self) -> "tuple[Ascent, ...]":
         """One ascent, or with `larger_epsilons` three, of which only the last can break."""
         if not self.larger_epsilons:
             ascent = Ascent(
                 self.threat, self.num_steps, self.rho, self.eot_samples, self.stop_when_broken
             )
-            return [ascent]
+            return (ascent,)
         # At least one step is left for epsilon itself.
         larger = min(math.ceil(_SHARE_OF_LARGER * self.num_steps), (self.num_steps - 1) // 2)
         steps = [larger, larger, self.num_steps - 2 * larger]
@@ -141,30 +148,38 @@ class APGD(Attack):
                     continues=True,
                 )
             )
-        return ascents
+        return tuple(ascents)
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return 2 * self.eot_samples * self.num_steps + 1
+
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs the ascent from the start."""
-        state = self.search(victim, (images, labels), self._start(images, seeds))
-        x_adv = select_rows(state.broken, state.adversarial, state.best)
+        goal = Goal.of(labels, targets)
+        state = self.search(victim, (images, goal), self._start(images, seeds))
+        x_adv = select_rows(state.broken, state.adversarial, state.best.point[0])
         return Crafted(x_adv, state.passes, state.passes)
 
-    def search(self, victim: Victim, inputs, start, skip=None) -> State:
+    def search(self, victim: Victim, inputs, start, skip=None) -> "AscentState":
         """Returns the final state of the ascent, whose entries say more than `run`.
 
         Args:
             victim: the classifier.
-            inputs: images and labels (targeted: and targets).
+            inputs: images, their `Goal`, and what else `loss_function` takes.
             start: the points to start from, which may lie outside the ball and the bounds.
             skip: mask of examples to leave alone.
         """
-        loss_function = self.losses_by_name[self.loss]
         passes = tf.zeros(tf.shape(start)[:1], tf.int32)
         for ascent in self.ascents:
-            state = ascent.run(victim, loss_function, inputs, start, skip)
-            start = state.best
+            state = ascent.run(victim, self.loss_function, inputs, start, skip)
+            start, _ = state.best.point
             passes += state.passes
         return state._replace(passes=passes)
+
+    def loss_function(self, logits, goal: Goal, targets=None):
+        """Returns the loss to ascend for each example; only `APGDTargeted` has `targets` here."""
+        return goal.loss(self.loss, logits)
 
     def _start(self, images, seeds, number: int | Any = 0):
         """Draws the start; `number` tells several starts of one example apart."""
@@ -172,117 +187,19 @@ class APGD(Attack):
             return images
 
         def sample(shape, seed, dtype):
-            return _STARTS[self.threat.norm](shape, tf.random.fold_in(seed, number), dtype)
+            return _START_NOISE[self.threat.norm](shape, tf.random.fold_in(seed, number), dtype)
 
         noise = draw_per_seed(sample, images, seeds)
-        # In l1 the noise itself is projected.
-        return images + (noise if self.threat.norm == "l1" else self.threat.epsilon * noise)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "loss": self.loss,
-            "num_steps": self.num_steps,
-            "rho": self.rho,
-            "eot_samples": self.eot_samples,
-            "random_start": self.random_start,
-            "larger_epsilons": self.larger_epsilons,
-        }
-
-
-class _Targets(NamedTuple):
-    """State of the loop over targets; every entry has one row per example."""
-
-    x_adv: Any
-    loss: Any
-    broken: Any
-    passes: Any
-
-
-@register("apgd-t", budget="num_steps")
-@keras.saving.register_keras_serializable(package="he_keras")
-class APGDTargeted(APGD):
-    """APGD towards one class after the other, the likeliest first by the clean prediction.
-
-    Any misclassification ends the work on an example, whatever the target. Returns a misclassified
-    point, else the point of the largest loss over all targets. Examples that are misclassified from
-    the start are left alone, also with `stop_when_broken=False`, which as in AutoAttack only
-    finishes the run towards the target that succeeded.
-
-    Paper: Croce & Hein 2020 and, for l1, 2021: see `APGD`.
-    Assumes: logits with a useful gradient in the images, whatever their scale, and 4 classes for
-        "dlr-targeted".
-    Cost: one forward pass to rank the targets, and for each target that no success precedes the
-        passes of `APGD`: with 9 targets and 100 steps, 909 forward and backward passes.
-    Deviations: those of `APGD`, no others.
-
-    Args:
-        threat: the threat model.
-        loss: "dlr-targeted" (needs 4 classes), or "cw", the target's logit minus the true one.
-        num_steps: number of steps for each target.
-        num_targets: number of targets; models with fewer classes have `classes - 1`.
-        **kwargs: see `APGD`.
-
-    Example:
-        >>> import he_keras as he, numpy as np, tensorflow as tf
-        >>> threat = he.ThreatModel("linf", 0.1)
-        >>> attack = he.attacks.APGDTargeted(threat, loss="cw", num_steps=10)
-        >>> images = np.array([[0.5, 0.4, 0.45]], "float32")
-        >>> result = attack(lambda images: images, images, np.array([0]))
-        >>> bool(result.success[0])
-        True
-    """
-
-    losses_by_name: dict[str, Any] = {
-        "dlr-targeted": losses.dlr_targeted,
-        "cw": lambda logits, labels, targets: (
-            losses.true_logit(logits, targets) - losses.true_logit(logits, labels)
-        ),
-    }
-
-    def __init__(
-        self,
-        threat: ThreatModel,
-        loss: str = "dlr-targeted",
-        num_steps: int = 100,
-        num_targets: int = 9,
-        name: str = "apgd-t",
-        **kwargs,
-    ) -> None:
-        super().__init__(threat, loss, num_steps, name=name, **kwargs)
-        check_positive_integer("num_targets", num_targets)
-        self.num_targets = int(num_targets)
-
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
-        """Runs the ascent for one target after the other."""
-        clean_logits = victim.logits(images)
-        num_classes = tf.shape(clean_logits)[-1]
-        num_targets = tf.minimum(self.num_targets, num_classes - 1)
-        ranking = tf.math.top_k(clean_logits, k=num_targets + 1).indices
-        state = _Targets(
-            x_adv=images,
-            loss=tf.fill(tf.shape(labels), images.dtype.min),
-            broken=is_wrong(clean_logits, labels),
-            passes=tf.zeros_like(labels, tf.int32),
-        )
-
-        def one_target(index, state, _inputs):
-            targets = tf.gather(ranking, index + 1, axis=1)
-            start = self._start(images, seeds, index)
-            found = self.search(victim, (images, labels, targets), start, skip=state.broken)
-            return _stronger(state, found)
-
-        state = iterate(one_target, state, (), num_targets)
-        return Crafted(state.x_adv, state.passes + 1, state.passes)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {**super().get_config(), "num_targets": self.num_targets}
+        if self.threat.norm == "l1":
+            # The noise itself is projected.
+            return images + noise
+        on_sphere = tf.math.divide_no_nan(noise, length(noise, self.threat.norm))
+        return images + self.threat.epsilon * on_sphere
 
 
 @register("apgd-ce", budget="num_steps")
-def APGDCE(threat: ThreatModel, num_steps: int = 100, **options) -> APGD:
+@keras.saving.register_keras_serializable(package="he_keras")
+class APGDCE(APGD):
     """APGD on the cross-entropy.
 
     Paper: Croce & Hein 2020 and, for l1, 2021: see `APGD`.
@@ -295,11 +212,15 @@ def APGDCE(threat: ThreatModel, num_steps: int = 100, **options) -> APGD:
         >>> he.attacks.get("apgd-ce-50", he.ThreatModel()).num_steps
         50
     """
-    return APGD(threat, **{"loss": "ce", "num_steps": num_steps, "name": "apgd-ce", **options})
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 100, **options) -> None:
+        defaults = {"loss": "ce", "name": "apgd-ce"}
+        super().__init__(threat, num_steps=num_steps, **{**defaults, **options})
 
 
 @register("apgd-dlr", budget="num_steps")
-def APGDDLR(threat: ThreatModel, num_steps: int = 100, **options) -> APGD:
+@keras.saving.register_keras_serializable(package="he_keras")
+class APGDDLR(APGD):
     """APGD on the difference of logits ratio, which does not depend on the logits' scale.
 
     Paper: Croce & Hein 2020 and, for l1, 2021: see `APGD`.
@@ -312,46 +233,316 @@ def APGDDLR(threat: ThreatModel, num_steps: int = 100, **options) -> APGD:
         >>> he.attacks.get("apgd-dlr", he.ThreatModel()).min_classes
         3
     """
-    return APGD(threat, **{"loss": "dlr", "num_steps": num_steps, "name": "apgd-dlr", **options})
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 100, **options) -> None:
+        defaults = {"loss": "dlr", "name": "apgd-dlr"}
+        super().__init__(threat, num_steps=num_steps, **{**defaults, **options})
 
 
-def _stronger(state: _Targets, found: State) -> _Targets:
-    """Takes over what the search for one target found; skipped examples found nothing."""
-    x_adv = select_rows(found.broken, found.adversarial, found.best)
-    better = found.broken | (~state.broken & (found.best_loss > state.loss))
-    return _Targets(
-        x_adv=select_rows(better, x_adv, state.x_adv),
-        loss=tf.where(better, found.best_loss, state.loss),
-        broken=state.broken | found.broken,
-        passes=state.passes + found.passes,
-    )
+class AscentState(NamedTuple):
+    """Loop state; every entry has one row per example.
+
+    Attributes:
+        point: the point to evaluate next.
+        previous: the point evaluated last, or the best one where the search was taken up there.
+        best: the evaluated point of the largest loss and its gradient. Whether it is misclassified
+            makes no difference here: the search is taken up at this point again.
+        adversarial: the latest misclassified point; the start where there is none.
+        broken: a misclassified point was found.
+        ended: no more passes are spent on this example.
+        step_size: length of the next step.
+        memory: what the rule of the steps remembers.
+        passes: forward and backward passes spent.
+    """
+
+    point: Any
+    previous: Any
+    best: Best
+    adversarial: Any
+    broken: Any
+    ended: Any
+    step_size: Any
+    memory: Any
+    passes: Any
 
 
-def _linf_sphere(shape, seed, dtype):
-    noise = tf.random.stateless_uniform(shape, seed, -1.0, 1.0, dtype)
-    largest = tf.reduce_max(tf.abs(noise), axis=_example_axes(shape), keepdims=True)
-    return tf.math.divide_no_nan(noise, largest)
+class Ascent:
+    """Ascends a loss inside one ball.
+
+    Every iteration evaluates the point that the one before has moved to, so that `num_steps` steps
+    are `num_steps + 1` passes through one and the same traced body.
+
+    Args:
+        threat: the threat model.
+        num_steps: number of steps.
+        rho: see `MomentumSteps`.
+        eot_samples: passes over which the gradient of a randomised model is averaged.
+        stop_when_broken: an example ends at its first misclassified point.
+        continues: see `SparseSteps`.
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        num_steps: int,
+        rho: float = 0.75,
+        eot_samples: int = 1,
+        stop_when_broken: bool = True,
+        continues: bool = False,
+    ) -> None:
+        self.threat = threat
+        self.num_steps = num_steps
+        self.eot_samples = eot_samples
+        self.stop_when_broken = stop_when_broken
+        self.rule: Any = (
+            SparseSteps(threat, num_steps, continues)
+            if threat.norm == "l1"
+            else MomentumSteps(threat, num_steps, rho)
+        )
+
+    def run(self, victim: Victim, loss_function, inputs, start, skip=None) -> AscentState:
+        """Returns the final state.
+
+        Args:
+            victim: the classifier.
+            loss_function: function of the logits and of `inputs` after the images.
+            inputs: images, their `Goal`, and whatever else the loss takes for each example.
+            start: the points to start from; they are projected first.
+            skip: mask of examples to leave alone.
+        """
+
+        def step(index, state, inputs):
+            return self.step(victim, loss_function, index, state, inputs)
+
+        state = self.initial_state(inputs[0], start, skip)
+        may_end = self.stop_when_broken or skip is not None
+        is_active = (lambda state: ~state.ended) if may_end else None
+        return iterate(step, state, inputs, self.num_steps + 1, is_active)
+
+    def initial_state(self, images, start, skip=None) -> AscentState:
+        """The state before the start has been evaluated."""
+        start = self.threat.project(start, images)
+        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
+        nothing = tf.zeros_like(passes, tf.bool)
+        first_step = self.rule.first_length * self.threat.epsilon
+        return AscentState(
+            point=start,
+            previous=start,
+            best=Best.before((start, tf.zeros_like(images)), images),
+            adversarial=start,
+            broken=nothing,
+            ended=nothing if skip is None else skip,
+            step_size=tf.fill(tf.shape(passes), tf.constant(first_step, images.dtype)),
+            memory=self.rule.initial_memory(images, start),
+            passes=passes,
+        )
+
+    def step(self, victim: Victim, loss_function, index, state: AscentState, inputs) -> AscentState:
+        """Evaluates the current point and moves on; the last move is not evaluated."""
+        images, goal = inputs[:2]
+        logits, loss, gradient = loss_and_gradient(
+            victim,
+            lambda logits: loss_function(logits, *inputs[1:]),
+            state.point,
+            self.eot_samples,
+        )
+        loss = tf.cast(loss, images.dtype)
+        state = self._record(state, goal.is_reached(logits), loss, gradient)
+        memory, step_size, restart = self.rule.adapt(index, state, loss, images)
+        state = state._replace(memory=memory, step_size=step_size)
+        point, gradient = select_rows(restart, state.best.point, (state.point, gradient))
+        moved = self.rule.move(index, state, point, gradient, images)
+        return state._replace(point=moved, previous=point)
+
+    def _record(self, state: AscentState, wrong, loss, gradient) -> AscentState:
+        return state._replace(
+            best=state.best.updated((state.point, gradient), loss, tf.zeros_like(wrong)),
+            adversarial=select_rows(wrong, state.point, state.adversarial),
+            broken=state.broken | wrong,
+            ended=state.ended | wrong if self.stop_when_broken else state.ended,
+            passes=state.passes + self.eot_samples,
+        )
 
 
-def _l2_sphere(shape, seed, dtype):
-    noise = tf.random.stateless_normal(shape, seed, dtype=dtype)
-    squares = tf.reduce_sum(tf.square(noise), axis=_example_axes(shape), keepdims=True)
-    return tf.math.divide_no_nan(noise, tf.sqrt(squares))
+# Shares of the number of steps, Croce & Hein 2020: first period, shortest one, and how much shorter
+# each period is than the one before.
+_FIRST_PERIOD, _SHORTEST_PERIOD, _DECREMENT = 0.22, 0.06, 0.03
+#: Share of the new step; the rest is momentum.
+_NEW_SHARE = 0.75
+
+# Croce & Hein 2021. Shares that decide between neighbouring pixels are fractions, (numerator,
+# denominator), since rounding would decide in their place: pixels of the first step, pixels of a
+# step by those of the perturbation, and when that counts as sparser than at the check before.
+_SPARSE_PERIOD = 0.04
+_FIRST_SHARE, _SHARE_OF_CHANGED, _SPARSER = (1, 5), (2, 3), (19, 20)
+_STEP_DIVISOR, _LARGEST_DIVISOR = 1.5, 10.0
+_COUNT_FLOOR = 1e-10
+# Changes below this share of epsilon are what rounding leaves of entries that the projection
+# returned to the image. It returns many: after equal steps its threshold is often one of them.
+_UNCHANGED = 1e-6
 
 
-def _standard_normal(shape, seed, dtype):
-    return tf.random.stateless_normal(shape, seed, dtype=dtype)
+class MomentumMemory(NamedTuple):
+    """What a momentum rule remembers of each example.
+
+    `rises` counts the increases of the loss since the last check; `reduced` and `checked_loss` are
+    that check's verdict and the best loss that it saw.
+    """
+
+    last_loss: Any
+    rises: Any
+    reduced: Any
+    checked_loss: Any
 
 
-_STARTS = {"linf": _linf_sphere, "l2": _l2_sphere, "l1": _standard_normal}
+class MomentumSteps:
+    """Steps of linf and l2: halved where the loss rose too rarely, or where nothing got better.
+
+    Args:
+        threat: the threat model.
+        num_steps: number of steps.
+        rho: share of the steps since the last check in which the loss must have risen.
+    """
+
+    #: Length of the first step, in epsilons.
+    first_length = 2.0
+
+    def __init__(self, threat: ThreatModel, num_steps: int, rho: float) -> None:
+        self.threat = threat
+        self._limits = rise_limits(num_steps, rho)
+
+    def initial_memory(self, images, _start) -> MomentumMemory:
+        """What is remembered before the start has been evaluated."""
+        zero = tf.zeros(tf.shape(images)[:1], images.dtype)
+        return MomentumMemory(
+            last_loss=zero,
+            rises=tf.zeros_like(zero, tf.int32),
+            # The step counts as just reduced: lack of progress is no reason at the first check.
+            reduced=tf.ones_like(zero, tf.bool),
+            checked_loss=zero,
+        )
+
+    def adapt(self, index, state, loss, _images):
+        """Returns memory, step sizes, and a mask of the examples to take up at their best point."""
+        memory = state.memory
+        at_start = index == 0
+        limit = tf.gather(tf.constant(self._limits), index)
+        is_check = limit >= 0
+        rises = memory.rises + tf.cast(loss > memory.last_loss, tf.int32)
+        no_progress = ~memory.reduced & (memory.checked_loss >= state.best.strength)
+        reduce = is_check & ((rises <= limit) | no_progress)
+        memory = MomentumMemory(
+            # The reference compares the first loss after the start with zero, not with the start's.
+            last_loss=tf.where(at_start, tf.zeros_like(loss), loss),
+            rises=tf.where(is_check | at_start, tf.zeros_like(rises), rises),
+            reduced=tf.where(is_check, reduce, memory.reduced),
+            checked_loss=tf.where(is_check | at_start, state.best.strength, memory.checked_loss),
+        )
+        return memory, tf.where(reduce, state.step_size / 2.0, state.step_size), reduce
+
+    def move(self, index, state, point, gradient, images):
+        """Takes 3/4 of a projected step and 1/4 of the last movement; first the whole step."""
+        length = mask_like(state.step_size, images)
+        target = self.threat.project(point + length * self.threat.steepest_step(gradient), images)
+        share = tf.cast(tf.where(index == 0, 1.0, _NEW_SHARE), images.dtype)
+        momentum = point - state.previous
+        moved = point + share * (target - point) + (1.0 - share) * momentum
+        return self.threat.project(moved, images)
 
 
-def _example_axes(shape):
-    return tf.range(1, tf.size(shape))
+class SparseMemory(NamedTuple):
+    """What the sparse rule remembers: entries to step in, and those changed at the last check."""
+
+    number: Any
+    changed: Any
 
 
-def _checked_rho(rho) -> float:
-    check_number("rho", rho, 0.0)
-    if rho > 1.0:
-        raise ValueError(f"Invalid rho; expected a number in [0, 1]; received rho={rho!r}")
-    return float(rho)
+class SparseSteps:
+    """Steps of l1: along the signs of the largest gradient entries, as sparse as the perturbation.
+
+    Args:
+        threat: the threat model.
+        num_steps: number of steps.
+        continues: the start is an earlier result, whose sparsity sets that of the first steps.
+    """
+
+    first_length = 1.0
+
+    def __init__(self, threat: ThreatModel, num_steps: int, continues: bool = False) -> None:
+        self.threat = threat
+        self.continues = continues
+        self._period = max(int(_SPARSE_PERIOD * num_steps), 1)
+
+    def initial_memory(self, images, start) -> SparseMemory:
+        """Entries to step in, and to compare the first check with."""
+        size = tf.fill(tf.shape(images)[:1], _size_of_example(images))
+        cold = SparseMemory(_share(_FIRST_SHARE, size), size)
+        if not self.continues:
+            return cold
+        changed = self._changed_entries(start, images)
+        warm = SparseMemory(_share(_SHARE_OF_CHANGED, changed), changed)
+        # The image itself says nothing about a useful sparsity.
+        return select_rows(changed > 0, warm, cold)
+
+    def adapt(self, index, state, _loss, images):
+        """Returns memory, step sizes, and a mask of the examples to take up at their best point."""
+        is_check = (index > 0) & (index % self._period == 0)
+        changed = self._changed_entries(state.best.point[0], images)
+        part, whole = _SPARSER
+        sparser = whole * changed < part * state.memory.changed
+        checked = SparseMemory(_share(_SHARE_OF_CHANGED, changed), changed)
+        memory = tf.nest.map_structure(
+            lambda new, old: tf.where(is_check, new, old), checked, state.memory
+        )
+        largest = tf.cast(self.first_length * self.threat.epsilon, images.dtype)
+        shorter = tf.maximum(state.step_size / _STEP_DIVISOR, largest / _LARGEST_DIVISOR)
+        step_size = tf.where(sparser, largest, shorter)
+        return memory, tf.where(is_check, step_size, state.step_size), is_check & sparser
+
+    def move(self, _index, state, point, gradient, images):
+        """Steps in the entries whose gradient is largest, all by the same amount."""
+        size = _size_of_example(images)
+        magnitude = tf.abs(gradient)
+        ordered = tf.sort(tf.reshape(magnitude, [-1, size]), axis=1)
+        rank = tf.clip_by_value(size - state.memory.number, 0, size - 1)
+        smallest = tf.gather(ordered, rank, batch_dims=1)
+        is_large = magnitude >= mask_like(smallest, images)
+        signs = tf.where(is_large, tf.sign(gradient), tf.zeros_like(gradient))
+        number = tf.reduce_sum(tf.abs(signs), axis=example_axes(images)) + _COUNT_FLOOR
+        step = mask_like(state.step_size / number, images) * signs
+        return self.threat.project(point + step, images)
+
+    def _changed_entries(self, points, images):
+        """Number of entries of each example in which the point differs from the image."""
+        changed = tf.abs(points - images) > _UNCHANGED * self.threat.epsilon
+        return tf.math.count_nonzero(changed, axis=example_axes(images), dtype=tf.int32)
+
+
+def rise_limits(num_steps: int, rho: float) -> list[int]:
+    """For each iterate 0..num_steps: -1, or at a check how many rises are still too few.
+
+    Example:
+        >>> from he_keras.attacks.apgd import rise_limits
+        >>> [index for index, limit in enumerate(rise_limits(100, 0.75)) if limit >= 0]
+        [22, 41, 57, 70, 80, 87, 93, 99]
+    """
+    period = max(int(_FIRST_PERIOD * num_steps), 1)
+    shortest = max(int(_SHORTEST_PERIOD * num_steps), 1)
+    decrement = max(int(_DECREMENT * num_steps), 1)
+    limits = [-1] * (num_steps + 1)
+    check = period
+    while check <= num_steps:
+        limits[check] = int(rho * period)
+        period = max(period - decrement, shortest)
+        check += period
+    return limits
+
+
+def _share(fraction, count):
+    """The fraction of a count, rounded up."""
+    part, whole = fraction
+    return -(-part * count // whole)
+
+
+def _size_of_example(images):
+    return tf.reduce_prod(tf.shape(images)[1:])

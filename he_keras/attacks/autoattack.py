@@ -2,10 +2,11 @@
 
 import keras
 
-from he_keras.attacks.apgd import APGD, APGDTargeted
-from he_keras.attacks.attack import Attack
-from he_keras.attacks.ensemble import Ensemble
+from he_keras.attacks.apgd import APGD
+from he_keras.attacks.apgd_targeted import APGDTargeted
 from he_keras.attacks.fab import FAB
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.ensemble import Ensemble
 from he_keras.attacks.registry import register
 from he_keras.attacks.square import Square
 from he_keras.threat import ThreatModel
@@ -77,12 +78,12 @@ class AutoAttack(Ensemble):
         """Returns the plain-data arguments of the constructor."""
         config = super().get_config()
         del config["components"]
-        budget = {"num_steps": self.num_steps, "num_queries": self.num_queries}
-        return {**config, **budget, "version": self.version}
+        return config
 
 
 @register("autoattack-plus")
-def AutoAttackPlus(threat: ThreatModel, **options) -> AutoAttack:
+@keras.saving.register_keras_serializable(package="he_keras")
+class AutoAttackPlus(AutoAttack):
     """The larger ensemble, with restarts and untargeted DLR and FAB.
 
     Paper: Croce & Hein 2020, see `AutoAttack`.
@@ -96,11 +97,14 @@ def AutoAttackPlus(threat: ThreatModel, **options) -> AutoAttack:
         >>> len(he.attacks.get("autoattack-plus", he.ThreatModel()).components)
         6
     """
-    return AutoAttack(threat, **{"version": "plus", "name": "autoattack-plus", **options})
+
+    def __init__(self, threat: ThreatModel, **options) -> None:
+        super().__init__(threat, **{"version": "plus", "name": "autoattack-plus", **options})
 
 
 @register("autoattack-rand")
-def AutoAttackRand(threat: ThreatModel, **options) -> AutoAttack:
+@keras.saving.register_keras_serializable(package="he_keras")
+class AutoAttackRand(AutoAttack):
     """The ensemble for randomised models.
 
     Paper: Croce & Hein 2020, see `AutoAttack`.
@@ -113,7 +117,9 @@ def AutoAttackRand(threat: ThreatModel, **options) -> AutoAttack:
         >>> he.attacks.get("autoattack-rand", he.ThreatModel()).components[0].eot_samples
         20
     """
-    return AutoAttack(threat, **{"version": "rand", "name": "autoattack-rand", **options})
+
+    def __init__(self, threat: ThreatModel, **options) -> None:
+        super().__init__(threat, **{"version": "rand", "name": "autoattack-rand", **options})
 
 
 register("autoattack")(AutoAttack)

@@ -8,13 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer
-from he_keras.attacks.gradients import loss_and_gradient
+from he_keras.arguments import check_number, check_positive_integer, parse_epsilon
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Crafted, is_wrong
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, parse_epsilon
+from he_keras.threat import ThreatModel, checked_start
 
 ATTACKS = ("fgsm", "bim", "pgd", "madry", "mim", "cw-l2")
 _ITERATED = {
@@ -153,7 +152,15 @@ class CleverhansIterated(CleverhansFGSM):
                 f"{threat.epsilon}; received step_size={step_size!r}"
             )
         self.random_start = _checked_start(attack, random_start)
-        self.decay = _checked_decay(attack, decay)
+        if attack == "mim":
+            decay = 1.0 if decay is None else decay
+            check_number("decay", decay, 0.0)
+        elif decay is not None:
+            raise ValueError(
+                f"cleverhans's {attack} has no momentum; expected decay=None; "
+                f"received decay={decay!r}"
+            )
+        self.decay = decay
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -166,20 +173,9 @@ class CleverhansIterated(CleverhansFGSM):
         if self.attack == "pgd":
             settings["rand_init"] = self.random_start is not False
         if self.random_start is not False:
-            is_radius = self.random_start is not True
-            settings["rand_minmax"] = self.random_start if is_radius else self.threat.epsilon
+            radius = self.threat.epsilon if self.random_start is True else self.random_start
+            settings["rand_minmax"] = radius
         return settings
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "attack": self.attack,
-            "num_steps": self.num_steps,
-            "step_size": self.step_size,
-            "random_start": self.random_start,
-            "decay": self.decay,
-        }
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -198,6 +194,7 @@ class CleverhansCWL2(_CleverhansAttack):
 
     norms = ("l2",)
     minimum_norm = True
+    runs_inside_graphs = False
 
     def __init__(
         self,
@@ -220,6 +217,10 @@ class CleverhansCWL2(_CleverhansAttack):
         self.initial_const = float(initial_const)
         self.learning_rate = float(learning_rate)
         self._attack = _imported("carlini_wagner_l2", "CarliniWagnerL2")
+
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return 2 * self.num_steps * self.binary_search_steps + 1
 
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Runs cleverhans on each image."""
@@ -255,16 +256,6 @@ class CleverhansCWL2(_CleverhansAttack):
             tf.where(broken, distance, np.inf),
         )
 
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.num_steps,
-            "binary_search_steps": self.binary_search_steps,
-            "initial_const": self.initial_const,
-            "learning_rate": self.learning_rate,
-        }
-
 
 class _Adam:
     """Keras's Adam under the names of Keras 2 that cleverhans calls; counts its steps."""
@@ -288,18 +279,18 @@ def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
     """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20".
 
     `get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`. The
-    library (4.0.0) is imported when such an attack is built. What runs with Keras 3:
+    library (4.0.0) is imported when such an attack is built. This runs with Keras 3:
 
-    * "fgsm", "bim", "pgd", "madry", "mim": as they are. They return the last iterate and never stop
-      early; of examples, only those that are misclassified from the start are left out.
+    * "fgsm", "bim", "pgd", "madry" and "mim" run as they are. They return the last iterate and
+      never stop early; only examples that are misclassified from the start are left out.
     * "cw-l2": with an optimizer that answers to the names it calls (`optimizer.variables()` was a
       method in Keras 2), and one image at a time: its search for the trade-off multiplies an array
       of the images' shape by one number per image. It gives the trade-off to every pixel, so that
       `initial_const` weighs as many times more as an image has pixels.
-    * "spsa": not at all. It hands `lr` to a Keras optimizer, which Keras 3 refuses.
+    * "spsa" does not run: it hands `lr` to a Keras optimizer, which Keras 3 refuses.
 
-    Meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images,
-    faster.
+    It is meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same
+    images faster.
 
     Paper: Papernot et al. 2018, "Technical report on the CleverHans v2.1.0 adversarial examples
         library"; for each attack, see the one of the same name in this package.
@@ -356,30 +347,14 @@ def _imported(module: str, function: str | None = None):
     return getattr(found, function or module)
 
 
-def _checked_start(attack: str, random_start) -> bool | float:
+def _checked_start(attack: str, random_start) -> bool | float | str:
+    """Returns the start; only "pgd" has a choice: "madry" starts at random, the others do not."""
     default = attack == "madry"
-    if random_start is None:
-        return default
-    if not isinstance(random_start, bool):
-        check_number("random_start", random_start, 0.0)
-        random_start = float(random_start) or False
-    starts_at_random = random_start is not False
-    if attack != "pgd" and starts_at_random != default:
+    start = default if random_start is None else checked_start(random_start, allows_gaussian=False)
+    if attack != "pgd" and (start is not False) != default:
         expected = "True or a radius" if default else "False"
         raise ValueError(
             f"cleverhans's {attack} has no choice of start; expected {expected}; "
             f"received random_start={random_start!r}"
         )
-    return random_start
-
-
-def _checked_decay(attack: str, decay) -> float | None:
-    if attack == "mim":
-        decay = 1.0 if decay is None else decay
-        check_number("decay", decay, 0.0)
-        return float(decay)
-    if decay is not None:
-        raise ValueError(
-            f"cleverhans's {attack} has no momentum; expected decay=None; received decay={decay!r}"
-        )
-    return None
+    return start

@@ -7,15 +7,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer
-from he_keras.attacks.hyperplane_projection import step_to_hyperplane
-from he_keras.attacks.linearization import Boundary, nearest_boundary, other_classes
+from he_keras.arguments import check_number, check_positive_integer, check_share
+from he_keras.attacks.deepfool import Boundary, nearest_boundary
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Crafted, Goal, other_classes
+from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, mask_like, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, draw_per_seed
+from he_keras.balls import draw_per_seed, standard_normal, step_to_hyperplane, uniform_linf
+from he_keras.threat import ThreatModel
 
 _LENGTH_FLOOR = 1e-8
 #: Length of a random start, relative to epsilon.
@@ -50,8 +50,8 @@ class FAB(Attack):
     Cost: 2 forward and C - 1 backward passes per iteration for C classes. With `num_targets`: 2
         forward passes and 1 backward pass per iteration and target, plus one forward pass that
         ranks the targets.
-    Deviations: from the authors' code: the projections are computed otherwise (see
-        `hyperplane_projection`), so rounding differs; FAB compares C - 1 boundaries one after the
+    Deviations: from the authors' code: `balls.step_to_hyperplane` computes the
+        projections otherwise, so rounding differs; FAB compares C - 1 boundaries one after the
         other instead of storing the gradients of all classes; restarts repeat all targets in turn,
         not each target; the scale of tiny gradients is kept.
 
@@ -81,6 +81,7 @@ class FAB(Attack):
     """
 
     minimum_norm = True
+    has_targeted_form = True
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class FAB(Attack):
         check_positive_integer("num_steps", num_steps)
         check_number("eta", eta, 1.0)
         for setting, value in (("alpha_max", alpha_max), ("beta", beta)):
-            _check_share(setting, value)
+            check_share(setting, value)
         if num_targets is not None:
             check_positive_integer("num_targets", num_targets)
         self.num_steps = int(num_steps)
@@ -114,23 +115,31 @@ class FAB(Attack):
         self.beta = float(beta)
         self.num_targets = None if num_targets is None else int(num_targets)
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
-        """Searches from one start, or from one start for each target."""
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        # Each step takes two forward passes, and a gradient of each boundary that it compares.
         if self.num_targets is None:
-            return self.search(victim, images, labels, self._start(images, seeds, 0))
-        targets = other_classes(victim.logits(images), labels, self.num_targets)
-        state = _nothing_found(images)
+            return (1 + num_classes) * self.num_steps + 1
+        return min(self.num_targets, num_classes - 1) * (3 * self.num_steps + 1)
 
-        def search_target(column, state, _inputs):
-            target = tf.gather(targets, column, axis=1)[:, tf.newaxis]
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
+        """Searches from one start, or from one start for each class that it goes to."""
+        goal, state = Goal.of(labels, targets), _nothing_found(images)
+        if self.num_targets is None or goal.is_targeted:
+            state = state._replace(point=self._start(images, seeds, 0))
+            return _crafted(self._search(victim, (images, goal), state))
+        classes = other_classes(victim.logits(images), labels, self.num_targets)
+
+        def search_class(column, state, _inputs):
+            candidate = tf.gather(classes, column, axis=1)[:, tf.newaxis]
             state = state._replace(point=self._start(images, seeds, column))
-            return self._search(victim, (images, labels, target), state)
+            return self._search(victim, (images, goal, candidate), state)
 
-        state = iterate(search_target, state, (), tf.shape(targets)[1])
+        state = iterate(search_class, state, (), tf.shape(classes)[1])
         state = state._replace(forward_passes=state.forward_passes + 1)
         return _crafted(state)
 
-    def search(self, victim: Victim, images, labels, start, targets=None) -> Crafted:
+    def search(self, victim: Victim, images, labels, start, candidates=None) -> Crafted:
         """Runs the loop from a given start inside the bounds.
 
         Args:
@@ -138,9 +147,11 @@ class FAB(Attack):
             images: clean images.
             labels: int tensor `(n,)`.
             start: where to start, of the images' shape.
-            targets: int tensor `(n,)`, the class to go to; None for the nearest boundary.
+            candidates: int tensor `(n,)`, the class to go to; None for the nearest boundary.
         """
-        inputs = (images, labels) if targets is None else (images, labels, targets[:, tf.newaxis])
+        inputs = [images, Goal(labels)]
+        if candidates is not None:
+            inputs.append(candidates[:, tf.newaxis])
         state = _nothing_found(images)._replace(point=start)
         return _crafted(self._search(victim, inputs, state))
 
@@ -153,12 +164,12 @@ class FAB(Attack):
             is_active = lambda state: state.distance > self.threat.epsilon  # noqa: E731
         return iterate(step, state, inputs, self.num_steps, is_active)
 
-    def _step(self, victim, state: _State, images, labels, target=None) -> _State:
+    def _step(self, victim, state: _State, images, goal: Goal, candidates=None) -> _State:
         boundary, backward_passes = nearest_boundary(
-            victim, state.point, labels, self.threat.norm, target
+            victim, state.point, goal, self.threat.norm, candidates
         )
         point = self._beyond(boundary, state.point, images)
-        wrong = is_wrong(victim.logits(point), labels)
+        wrong = goal.is_reached(victim.logits(point))
         distance = self.threat.distance(point, images)
         nearer = wrong & (distance < state.distance)
         back = images + self.beta * (point - images)
@@ -192,7 +203,8 @@ class FAB(Attack):
             return images
 
         def sampler(shape, seed, dtype):
-            return self._noise(shape, tf.random.fold_in(seed, number), dtype)
+            draw = uniform_linf if self.threat.norm == "linf" else standard_normal
+            return draw(shape, tf.random.fold_in(seed, number), dtype)
 
         noise = draw_per_seed(sampler, images, seeds)
         length = mask_like(tf.maximum(self.threat.distance(noise, 0.0), _LENGTH_FLOOR), images)
@@ -200,30 +212,15 @@ class FAB(Attack):
         is_later = tf.broadcast_to(~self._is_first_run(seeds), tf.shape(images)[:1])
         return select_rows(is_later, self.threat.clip_to_bounds(images + noise), images)
 
-    def _noise(self, shape, seed, dtype):
-        if self.threat.norm == "linf":
-            return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, dtype)
-        return tf.random.stateless_normal(shape, seed, dtype=dtype)
-
     def _is_first_run(self, seeds):
         """True where a seed belongs to the first restart."""
         first = self._seeds(np.zeros(1, np.int64), 0)[0, 0]
         return seeds[..., 0] == first
 
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.num_steps,
-            "alpha_max": self.alpha_max,
-            "eta": self.eta,
-            "beta": self.beta,
-            "num_targets": self.num_targets,
-        }
-
 
 @register("fab-t", budget="num_steps")
-def FABT(threat: ThreatModel, num_targets: int = 9, **options) -> FAB:
+@keras.saving.register_keras_serializable(package="he_keras")
+class FABT(FAB):
     """FAB against one target class after another: cheaper than FAB where there are many classes.
 
     Paper: Croce & Hein 2020, see `FAB`.
@@ -237,7 +234,9 @@ def FABT(threat: ThreatModel, num_targets: int = 9, **options) -> FAB:
         >>> he.attacks.get("fab-t-50", he.ThreatModel()).num_targets
         9
     """
-    return FAB(threat, **{"num_targets": num_targets, "name": "fab-t", **options})
+
+    def __init__(self, threat: ThreatModel, num_targets: int | None = 9, **options) -> None:
+        super().__init__(threat, **{"num_targets": num_targets, "name": "fab-t", **options})
 
 
 def _nothing_found(images) -> _State:
@@ -253,9 +252,3 @@ def _nothing_found(images) -> _State:
 
 def _crafted(state: _State) -> Crafted:
     return Crafted(state.nearest, state.forward_passes, state.backward_passes, state.distance)
-
-
-def _check_share(name: str, value) -> None:
-    check_number(name, value, 0.0)
-    if value > 1:
-        raise ValueError(f"Invalid {name}; expected a number in 0..1; received {name}={value!r}")

@@ -7,22 +7,22 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_examples, check_positive_integer
-from he_keras.attacks.gradients import input_gradient
-from he_keras.attacks.multi_targeted import Found, better, nothing_found, seeds_of_target
+from he_keras.arguments import check_positive_integer, parse_epsilon
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import AttackResult, Crafted, is_wrong
+from he_keras.attacks.framework.seeds import seeds_of_target
+from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim, image_gradient, usable
+from he_keras.attacks.multi_targeted import Found
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import AttackResult, Crafted
-from he_keras.attacks.starts import checked_start, draw_start
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, draw_per_seed, parse_epsilon
+from he_keras.balls import draw_per_seed, uniform
+from he_keras.threat import ThreatModel, check_examples, checked_start
 
 _LENGTHS_FLOOR = 1e-6
 
 
-class _Run(NamedTuple):
-    """State of the run of some copies: `copies` has shape (n, targets at once, ...)."""
+class _TargetRun(NamedTuple):
+    """State of the runs of some copies: `copies` has shape (n, targets at once, ...)."""
 
     copies: Any
     found: Found
@@ -35,17 +35,17 @@ class FeatureAttack(Attack):
 
     For each target image t a copy of the attacked image descends
     `max(1 - cos(phi(x'), phi(t)), 0)`, phi the input of the classifier's head; the attack succeeds
-    if any copy is misclassified on its way. The loss knows neither the features' length nor the
-    head.
+    if any copy is misclassified on its way. The loss depends neither on the length of the features
+    nor on the head.
 
     The targets of an example are drawn with replacement from the images with another label among
     the target images: those given here or to `use_targets`, else the examples of the call. Draws
-    depend on the seed and the example's number, so that the batch size changes nothing, but on the
-    set of target images too: to attack a data set in parts, give the targets.
+    depend on the seed, the example's number and the set of target images, but not on the batch
+    size. To attack a data set in parts, give the target images.
 
     Paper: none; the code is github.com/Line290/FeatureAttack, and the HE paper (Pang et al. 2020)
         has a column for it in its Table 2, without its settings.
-    Assumes: a model with features in front of its head, and useful gradients of these.
+    Assumes: a model with features before its head, and useful gradients of these.
     Cost: `num_targets * (num_steps + 2)` forward and `num_targets * num_steps` backward passes: one
         forward pass for each target image, one that scores each last iterate.
     Deviations: from the released code: the last iterate is scored too (the released loop ends with
@@ -113,6 +113,10 @@ class FeatureAttack(Attack):
             self.use_targets(target_images, target_labels)
             self._config_targets = self._targets
 
+    def __getstate__(self) -> dict:
+        """What a copy keeps: not the variables of the compiled code."""
+        return {**super().__getstate__(), "_stored": {}}
+
     def use_targets(self, images, labels) -> None:
         """Draws the targets of later calls from these images, which stay out of the config."""
         self._targets = check_examples(self.threat, images, labels)
@@ -122,15 +126,16 @@ class FeatureAttack(Attack):
         if self._config_targets is None:
             self.use_targets(images, labels)
 
-    def __call__(self, model, images, labels, example_ids=None) -> AttackResult:
+    def __call__(self, model, images, labels, example_ids=None, *, targets=None) -> AttackResult:
         """Attacks `model`, see `Attack.__call__`; every example needs a target of another label."""
         images, labels = check_examples(self.threat, images, labels)
+        self._checked_targets(targets, labels)
         target_images, target_labels = self._targets or (images, labels)
         _check_targets(target_images, target_labels, images, labels)
         self._store(target_images.astype(images.dtype), target_labels)
         self._is_called = True
         try:
-            return super().__call__(model, images, labels, example_ids)
+            return super().__call__(model, images, labels, example_ids, targets=targets)
         finally:
             self._is_called = False
 
@@ -151,6 +156,10 @@ class FeatureAttack(Attack):
                 for array, shape in zip(arrays, shapes, strict=True)
             ]
         self._stored[key] = kept[0], kept[1]
+
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return min(self.num_targets, num_classes - 1) * (2 * self.num_steps + 1)
 
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Draws targets and runs towards a few at a time.
@@ -177,19 +186,19 @@ class FeatureAttack(Attack):
             start = self._start(images, own[0] if own else seeds, first)
             return self.approach(victim, images, labels, chosen, start, found)
 
-        is_active = (lambda found: ~found.broken) if self.stop_when_broken else None
+        is_active = (lambda found: ~found.best.broken) if self.stop_when_broken else None
         rounds = self.num_targets // self.targets_at_once
-        found = iterate(step, nothing_found(images), inputs, rounds, is_active)
-        return Crafted(found.x_adv, found.forward_passes, found.backward_passes)
+        found = iterate(step, Found.nothing(images), inputs, rounds, is_active)
+        return Crafted(found.best.point, found.forward_passes, found.backward_passes)
 
     def _draw_targets(self, labels, target_labels, seeds):
         """Draws positions among the sorted target images, uniform over those of other labels."""
         rows = tf.zeros_like(labels, tf.float32)[:, tf.newaxis] * tf.zeros([self.num_targets])
-        uniform = draw_per_seed(_uniform, rows, seeds)
+        drawn = draw_per_seed(uniform, rows, seeds)
         begin = tf.searchsorted(target_labels, labels, side="left")
         count = tf.searchsorted(target_labels, labels, side="right") - begin
-        others = tf.cast(tf.size(target_labels) - count, uniform.dtype)[:, tf.newaxis]
-        position = tf.cast(uniform * others, tf.int32)
+        others = tf.cast(tf.size(target_labels) - count, drawn.dtype)[:, tf.newaxis]
+        position = tf.cast(drawn * others, tf.int32)
         # The images of the label itself are passed over.
         position += tf.where(position >= begin[:, tf.newaxis], count[:, tf.newaxis], 0)
         return tf.minimum(position, tf.size(target_labels) - 1)
@@ -203,7 +212,7 @@ class FeatureAttack(Attack):
         else:
             seeds = seeds_of_target(seeds, first)
         tiled = tf.repeat(images, copies, axis=0)
-        start = self.threat.project(draw_start(self.threat, self.random_start, tiled, seeds), tiled)
+        start = self.threat.project(self.threat.start(self.random_start, tiled, seeds), tiled)
         return tf.reshape(start, [-1, copies, *images.shape[1:]])
 
     def approach(self, victim: Victim, images, labels, targets, start, found: Found) -> Found:
@@ -224,20 +233,22 @@ class FeatureAttack(Attack):
         def step(_index, run, inputs):
             return self._step(victim, run, *inputs)
 
-        is_active = (lambda run: ~run.found.broken) if self.stop_when_broken else None
-        run = iterate(step, _Run(start, found), inputs, self.num_steps, is_active)
+        is_active = (lambda run: ~run.found.best.broken) if self.stop_when_broken else None
+        run = iterate(step, _TargetRun(start, found), inputs, self.num_steps, is_active)
         logits = victim.logits(_flat(run.copies))
         found = self._judge(run.found, run.copies, logits, labels)
         return found._replace(forward_passes=found.forward_passes + 2 * copies)
 
-    def _step(self, victim, run: _Run, images, labels, target_features) -> _Run:
+    def _step(self, victim, run: _TargetRun, images, labels, target_features) -> _TargetRun:
         x_adv, copies = _flat(run.copies), run.copies.shape[1]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(x_adv)
             features = victim.features(x_adv)
-            similarity = _cosine(features, _flat(target_features))
-            loss = tf.maximum(1.0 - similarity, 0.0)
-        gradient = input_gradient(tape, loss, x_adv)
+
+        def dissimilarity(features):
+            return tf.maximum(1.0 - _cosine(features, _flat(target_features)), 0.0)
+
+        gradient = usable(image_gradient(tape, dissimilarity, x_adv, features)[1])
         found = run.found
         if self.keep == "best" or self.stop_when_broken:
             logits = victim.logits_of_features(features)
@@ -246,12 +257,12 @@ class FeatureAttack(Attack):
         moved = self.threat.project(x_adv + step, tf.repeat(images, copies, axis=0))
         moved = _per_example(moved, copies)
         if self.stop_when_broken:
-            moved = select_rows(found.broken, run.copies, moved)
+            moved = select_rows(found.best.broken, run.copies, moved)
         found = found._replace(
             forward_passes=found.forward_passes + copies,
             backward_passes=found.backward_passes + copies,
         )
-        return _Run(moved, found)
+        return _TargetRun(moved, found)
 
     def _judge(self, found: Found, copies, logits, labels, only_broken: bool = False) -> Found:
         """Takes over the first misclassified copy, else one that comes closest to that."""
@@ -266,20 +277,15 @@ class FeatureAttack(Attack):
         chosen = tf.where(tf.reduce_any(wrong, axis=1), first_wrong, other)
         x_adv = tf.gather(copies, chosen, batch_dims=1)
         logits = tf.gather(_per_example(logits, number), chosen, batch_dims=1)
-        return better(found, x_adv, logits, labels, only_broken)
+        return found.judged(x_adv, logits, labels, only_broken)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""
-        given = self._config_targets
+        images, labels = self._config_targets or (None, None)
         return {
             **super().get_config(),
-            "num_steps": self.num_steps,
-            "step_size": self.step_size,
-            "num_targets": self.num_targets,
-            "targets_at_once": self.targets_at_once,
-            "random_start": self.random_start,
-            "target_images": None if given is None else given[0].tolist(),
-            "target_labels": None if given is None else given[1].tolist(),
+            "target_images": None if images is None else images.tolist(),
+            "target_labels": None if labels is None else labels.tolist(),
         }
 
 
@@ -309,10 +315,6 @@ def _flat(copies):
 
 def _per_example(rows, copies: int):
     return tf.reshape(rows, [-1, copies, *rows.shape[1:]])
-
-
-def _uniform(shape, seed, dtype):
-    return tf.random.stateless_uniform(shape, seed, dtype=dtype)
 
 
 def _cosine(features, targets):

@@ -1,37 +1,33 @@
 """PGD with feature normalisation in the attack only."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from he_keras import losses
+from he_keras.attacks.framework.result import Crafted
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.projected_gradient import ProjectedGradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.victim import Victim
 from he_keras.layers.feature_norm import normalize
 from he_keras.threat import ThreatModel
 
 
-class _BothLogits(NamedTuple):
-    """What one forward pass gives: the victim's logits, and those of normalised features."""
-
-    own: Any
-    normalized: Any
-
-
 class _NormalizingVictim:
-    """Answers with both logits where an attack asks for logits."""
+    """Answers with both logits where an attack asks for logits: `(n, 2, classes)`.
+
+    The victim's own logits come first, then those of normalised features.
+    """
 
     def __init__(self, victim: Victim) -> None:
         self.victim = victim
+        self.training = victim.training
 
-    def logits(self, images) -> _BothLogits:
+    def logits(self, images):
         features = self.victim.features(images)
         kernel, _ = self.victim.head_weights()
         normalized = tf.linalg.matmul(normalize(features), tf.cast(kernel, features.dtype))
-        return _BothLogits(self.victim.logits_of_features(features), normalized)
+        return tf.stack([self.victim.logits_of_features(features), normalized], axis=1)
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -95,16 +91,18 @@ class FeatureNormPGD(ProjectedGradient):
             **kwargs,
         )
 
-    def ascend(self, victim: Victim, images, labels, start) -> Crafted:
+    def ascend(
+        self, victim: Victim, images, labels, start, targets=None, threat=None, step_size=None
+    ) -> Crafted:
         """Runs the loop from a given start."""
         both: Any = _NormalizingVictim(victim)
-        return super().ascend(both, images, labels, start)
+        return super().ascend(both, images, labels, start, targets, threat, step_size)
 
-    def _loss(self, victim, logits: _BothLogits, labels, reference):
-        return losses.cross_entropy(logits.normalized, labels)
+    def _loss(self, victim, logits, goal, reference):
+        return goal.loss("ce", logits[:, 1])
 
-    def _record(self, state, logits: _BothLogits, loss, labels):
-        return super()._record(state, logits.own, loss, labels)
+    def _record(self, state, logits, loss, goal):
+        return super()._record(state, logits[:, 0], loss, goal)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""

@@ -1,28 +1,23 @@
 """SPSA and NES: ascent along a gradient estimated from the logits at pairs of images."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.adam import Moments, adam_step, zero_moments
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import (
-    check_choice,
-    check_positive_integer,
-    check_threat,
-    positive_number,
-)
-from he_keras.attacks.queries import IMAGES_AT_ONCE, map_groups, seed_per_example
+from he_keras.arguments import check_choice, check_positive_integer, positive_number
+from he_keras.attacks.framework.adam import adam_step, zero_moments
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.queries import IMAGES_AT_ONCE, map_groups
+from he_keras.attacks.framework.result import Best, Crafted, Goal
+from he_keras.attacks.framework.seeds import seed_per_example
+from he_keras.attacks.framework.survivors import iterate
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel
+from he_keras.balls import map_seeds
+from he_keras.threat import ThreatModel, checked_start
 
 DIRECTIONS = ("rademacher", "gaussian")
 OPTIMIZERS = ("adam", "sign")
@@ -36,9 +31,7 @@ class _State(NamedTuple):
 
     x_adv: Any
     moments: Any
-    best: Any
-    best_loss: Any
-    broken: Any
+    best: Best
     passes: Any
 
 
@@ -68,9 +61,10 @@ class GradientEstimation(Attack):
         threat: the threat model.
         num_steps: number of steps.
         num_samples: directions per estimate, each of which costs two queries.
-        sigma: length of the queries' displacement along a direction, in the units of the images.
-        step_size: Adam's learning rate, or the length of a step; default 0.01 for Adam, else
-            2.5 * epsilon / num_steps.
+        sigma: length of the queries' displacement along a direction, as a share of the width of the
+            pixel bounds.
+        step_size: Adam's learning rate, or the length of a step; default for Adam 0.01 of the width
+            of the bounds, else 2.5 * epsilon / num_steps.
         directions: "rademacher" (random signs, SPSA) or "gaussian" (NES).
         optimizer: "adam", or "sign" for the steepest step of the threat model's norm.
         loss: "cw" (margin), "ce" or "dlr".
@@ -88,6 +82,7 @@ class GradientEstimation(Attack):
         [0.4, 0.4]
     """
 
+    has_targeted_form = True
     uses_gradient = False
 
     def __init__(
@@ -111,7 +106,8 @@ class GradientEstimation(Attack):
         check_choice("optimizer", optimizer, OPTIMIZERS)
         check_choice("loss", loss, tuple(losses.ATTACK_LOSSES))
         if step_size is None:
-            step_size = 0.01 if optimizer == "adam" else 2.5 * threat.epsilon / num_steps
+            rate, step = 0.01 * threat.width, 2.5 * threat.epsilon / num_steps
+            step_size = rate if optimizer == "adam" else step
         self.num_steps = int(num_steps)
         self.num_samples = int(num_samples)
         self.sigma = positive_number("sigma", sigma)
@@ -119,24 +115,26 @@ class GradientEstimation(Attack):
         self.directions = directions
         self.optimizer = optimizer
         self.loss = loss
-        self.random_start = _checked_start(random_start)
+        self.random_start = checked_start(random_start, allows_gaussian=False)
         self.min_classes = losses.MIN_CLASSES[loss]
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return self.num_steps * (2 * self.num_samples + 1)
+
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs the loop on one batch."""
-        start = images
-        if self.random_start is not False:
-            radius = None if self.random_start is True else self.random_start
-            start = self.threat.project(self.threat.random_start(images, seeds, radius), images)
+        start = self.threat.start(self.random_start, images, seeds)
+        start = self.threat.project(start, images)
         state = self._initial_state(images, start)
 
         def step(index, state, inputs):
             return self._step(victim, index, *inputs, state)
 
-        inputs = images, labels, seed_per_example(seeds, images)
-        is_active = (lambda state: ~state.broken) if self.stop_when_broken else None
+        inputs = images, Goal.of(labels, targets), seed_per_example(seeds, images)
+        is_active = (lambda state: ~state.best.broken) if self.stop_when_broken else None
         state = iterate(step, state, inputs, self.num_steps, is_active)
-        x_adv = state.best if self.keep == "best" else state.x_adv
+        x_adv = state.best.point if self.keep == "best" else state.x_adv
         return Crafted(x_adv, state.passes, tf.zeros_like(state.passes))
 
     def _initial_state(self, images, start) -> _State:
@@ -144,15 +142,13 @@ class GradientEstimation(Attack):
         passes = tf.zeros(rows, tf.int32)
         return _State(
             x_adv=start,
-            moments=zero_moments(images) if self.optimizer == "adam" else Moments(passes, passes),
-            best=start if self.keep == "best" else passes,
-            best_loss=tf.fill(rows, images.dtype.min),
-            broken=tf.zeros(rows, tf.bool),
+            moments=zero_moments(images) if self.optimizer == "adam" else (),
+            best=Best.before(start if self.keep == "best" else (), images),
             passes=passes,
         )
 
-    def _step(self, victim, index, images, labels, seeds, state: _State) -> _State:
-        gradient = self.estimate(victim, index, state.x_adv, labels, seeds)
+    def _step(self, victim, index, images, goal, seeds, state: _State) -> _State:
+        gradient = self.estimate(victim, index, state.x_adv, goal, seeds)
         if self.optimizer == "adam":
             step, moments = adam_step(gradient, state.moments, index + 1, self.step_size)
             state = state._replace(moments=moments)
@@ -162,49 +158,37 @@ class GradientEstimation(Attack):
         state = state._replace(x_adv=x_adv, passes=state.passes + 2 * self.num_samples)
         if not self.stop_when_broken and self.keep == "last":
             return state
-        return self._record(victim, labels, state)
+        logits = victim.logits(x_adv)
+        point = x_adv if self.keep == "best" else ()
+        best = state.best.updated(point, goal.loss(self.loss, logits), goal.is_reached(logits))
+        return state._replace(best=best, passes=state.passes + 1)
 
-    def _record(self, victim, labels, state: _State) -> _State:
-        """Notes broken examples and the best iterate: misclassified, else of the highest loss."""
-        logits = victim.logits(state.x_adv)
-        wrong = is_wrong(logits, labels)
-        if self.keep == "best":
-            loss = tf.cast(self._loss(logits, labels), state.best_loss.dtype)
-            better = tf.where(state.broken == wrong, loss > state.best_loss, wrong)
-            state = state._replace(
-                best=select_rows(better, state.x_adv, state.best),
-                best_loss=tf.where(better, loss, state.best_loss),
-            )
-        return state._replace(broken=state.broken | wrong, passes=state.passes + 1)
-
-    def _loss(self, logits, labels):
-        return losses.ATTACK_LOSSES[self.loss](logits, labels)
-
-    def estimate(self, victim, index, x_adv, labels, seeds):
+    def estimate(self, victim, index, x_adv, goal, seeds):
         """Returns the estimated gradient of the loss at `x_adv` in step `index`."""
         function = functools.partial(self._estimate_group, victim, index)
         images_per_row = 2 * min(self.num_samples, _DIRECTIONS_AT_ONCE)
-        return map_groups(function, (x_adv, labels, seeds), images_per_row)
+        return map_groups(function, (x_adv, goal, seeds), images_per_row)
 
-    def _estimate_group(self, victim, index, x_adv, labels, seeds):
+    def _estimate_group(self, victim, index, x_adv, goal, seeds):
         """Estimates for a few examples, from so many directions at a time as memory allows."""
 
-        def add(chunk, total):
-            count = tf.minimum(_DIRECTIONS_AT_ONCE, self.num_samples - chunk * _DIRECTIONS_AT_ONCE)
+        def add(chunk, total, count=_DIRECTIONS_AT_ONCE):
             directions = self.draw(index, chunk, count, x_adv, seeds)
-            rise = self._rise(victim, x_adv, labels, directions)
+            rise = self._rise(victim, x_adv, goal, directions)
             axes = list(range(2, directions.shape.rank))
             weights = tf.reshape(rise, tf.concat([tf.shape(rise), tf.ones_like(axes)], axis=0))
             return chunk + 1, total + tf.reduce_sum(weights * directions, axis=1)
 
-        num_chunks = math.ceil(self.num_samples / _DIRECTIONS_AT_ONCE)
+        num_chunks, rest = divmod(self.num_samples, _DIRECTIONS_AT_ONCE)
         _, total = tf.while_loop(
             lambda chunk, _total: chunk < num_chunks,
             add,
             (tf.constant(0), tf.zeros_like(x_adv)),
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, *x_adv.shape[1:]])),
         )
-        return total / (2.0 * self.sigma * self.num_samples)
+        if rest:
+            _, total = add(num_chunks, total, rest)
+        return total / (2.0 * self.sigma * self.threat.width * self.num_samples)
 
     def draw(self, index, chunk, count, x_adv, seeds):
         """Draws directions `(n, count, ...)`, each example's from its seed, step and chunk."""
@@ -217,38 +201,24 @@ class GradientEstimation(Attack):
             signs = tf.random.stateless_uniform(shape, seed, 0, 2, tf.int32)
             return tf.cast(2 * signs - 1, x_adv.dtype)
 
-        drawn = tf.TensorSpec([None, *x_adv.shape[1:]], x_adv.dtype)
-        return tf.map_fn(draw_one, seeds, fn_output_signature=drawn)
+        return map_seeds(draw_one, seeds, [None, *x_adv.shape[1:]], x_adv.dtype)
 
-    def _rise(self, victim, x_adv, labels, directions):
+    def _rise(self, victim, x_adv, goal, directions):
         """Returns `loss(x + sigma u) - loss(x - sigma u)`, `(n, count)`; 0 where not finite."""
-        shift = self.sigma * directions
+        shift = self.sigma * self.threat.width * directions
         x_adv = x_adv[:, tf.newaxis]
         queries = tf.concat([x_adv + shift, x_adv - shift], axis=1)
         queries_per_row = tf.shape(queries)[1]
         logits = victim.logits(tf.reshape(queries, [-1, *queries.shape[2:]]))
-        loss = self._loss(logits, tf.repeat(labels, queries_per_row))
+        loss = goal.repeated(queries_per_row).loss(self.loss, logits)
         upper, lower = tf.split(tf.reshape(loss, [-1, queries_per_row]), 2, axis=1)
         rise = tf.cast(upper - lower, directions.dtype)
         return tf.where(tf.math.is_finite(rise), rise, tf.zeros_like(rise))
 
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.num_steps,
-            "num_samples": self.num_samples,
-            "sigma": self.sigma,
-            "step_size": self.step_size,
-            "directions": self.directions,
-            "optimizer": self.optimizer,
-            "loss": self.loss,
-            "random_start": self.random_start,
-        }
-
 
 @register("spsa", budget="num_steps")
-def SPSA(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimation:
+@keras.saving.register_keras_serializable(package="he_keras")
+class SPSA(GradientEstimation):
     """Random signs as directions, and Adam.
 
     Paper: Uesato et al. 2018, "Adversarial risk and the dangers of evaluating against weak
@@ -262,11 +232,14 @@ def SPSA(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimat
         >>> he.attacks.get("spsa-20", he.ThreatModel()).directions
         'rademacher'
     """
-    return GradientEstimation(threat, num_steps, **options)
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        super().__init__(threat, num_steps, **options)
 
 
 @register("nes", budget="num_steps")
-def NES(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimation:
+@keras.saving.register_keras_serializable(package="he_keras")
+class NES(GradientEstimation):
     """Normal directions, and steps along the steepest direction of the norm.
 
     Paper: Ilyas et al. 2018, "Black-box adversarial attacks with limited queries and information".
@@ -279,18 +252,7 @@ def NES(threat: ThreatModel, num_steps: int = 20, **options) -> GradientEstimati
         >>> he.attacks.get("nes-20", he.ThreatModel()).num_samples
         128
     """
-    check_threat(threat)
-    settings = {"directions": "gaussian", "optimizer": "sign", "name": "nes", **options}
-    return GradientEstimation(threat, num_steps, **settings)
 
-
-def _checked_start(random_start) -> bool | float:
-    if isinstance(random_start, (bool, np.bool_)):
-        return bool(random_start)
-    is_number = isinstance(random_start, (int, float, np.integer, np.floating))
-    if is_number and 0 <= random_start < math.inf:
-        return float(random_start) or False
-    raise ValueError(
-        "Invalid random_start; expected True, False or a radius; "
-        f"received random_start={random_start!r}"
-    )
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        defaults = {"directions": "gaussian", "optimizer": "sign", "name": "nes"}
+        super().__init__(threat, num_steps, **{**defaults, **options})

@@ -6,33 +6,48 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.adam import adam_step, zero_moments
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_number, check_positive_integer
-from he_keras.attacks.gradients import loss_and_gradient
+from he_keras.arguments import check_number, check_positive_integer, parse_epsilon
+from he_keras.attacks.framework.adam import adam_step, zero_moments
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Best, Crafted, is_wrong, other_classes
+from he_keras.attacks.framework.seeds import seeds_of_target
+from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.starts import checked_start, draw_start
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, parse_epsilon
+from he_keras.threat import ThreatModel, checked_start
 
 OPTIMIZERS = ("adam", "sign")
-# Spreads the seeds of different targets; a prime, so that restarts and targets do not meet.
-_SEED_STRIDE = 1_000_003
 
 
 class Found(NamedTuple):
-    """What is kept from target to target; every entry has one row per example."""
+    """What is kept from target to target; every entry has one row per example.
 
-    x_adv: Any
-    margin: Any
-    broken: Any
+    Attributes:
+        best: the best iterate of all runs; the smaller its margin, the stronger it is.
+        forward_passes: passes spent.
+        backward_passes: gradient passes spent.
+    """
+
+    best: Best
     forward_passes: Any
     backward_passes: Any
 
+    @classmethod
+    def nothing(cls, images) -> "Found":
+        """Returns the record before the first run, in which the images themselves stand."""
+        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
+        return cls(Best.before(images, images), passes, passes)
 
-class _Run(NamedTuple):
+    def judged(self, x_adv, logits, labels, only_broken: bool = False) -> "Found":
+        """Returns the record after these iterates, or only after those that are misclassified."""
+        broken = is_wrong(logits, labels)
+        strength = -losses.margin(logits, labels)
+        if only_broken:
+            strength = tf.where(broken, strength, strength.dtype.min)
+        return self._replace(best=self.best.updated(x_adv, strength, broken))
+
+
+class _TargetRun(NamedTuple):
     """State of the run towards one target; `moments` is empty without Adam."""
 
     x_adv: Any
@@ -57,7 +72,8 @@ class MultiTargeted(Attack):
         backward passes and one forward pass that scores the last iterate.
     Deviations: from the released code: classes are tried in the order of their clean logits, so
         that most examples break early; an iterate on the way counts, not just the last one, unless
-        `keep="last", stop_when_broken=False`; a run towards t succeeds in whatever class it ends.
+        `keep="last", stop_when_broken=False`; a run towards t succeeds in whatever class it ends;
+        Adam's floor is 1e-8, not 1e-9.
 
     Args:
         threat: the threat model.
@@ -65,7 +81,7 @@ class MultiTargeted(Attack):
         num_targets: how many classes to try, those with the largest clean logits; None for all but
             the true class, as for models with fewer classes.
         optimizer: "adam", or "sign" for steepest-ascent steps (signs in l_inf).
-        learning_rate: of Adam, in units of pixel values.
+        learning_rate: of Adam, as a share of the width of the pixel bounds.
         step_size: length of a "sign" step; default 2.5 * epsilon / num_steps.
         random_start: see `ProjectedGradient`; each target draws its own start.
         **kwargs: see `Attack`.
@@ -108,10 +124,15 @@ class MultiTargeted(Attack):
             length = 2.5 * threat.epsilon / num_steps
             self.step_size = length if step_size is None else parse_epsilon(step_size)
 
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        num_targets = min(self.num_targets or num_classes - 1, num_classes - 1)
+        return num_targets * (2 * self.num_steps + 1)
+
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Runs towards one target after the other, on the examples that are still unbroken."""
-        targets = self._ranked_targets(victim.logits(images), labels)
-        found = nothing_found(images)
+        targets = other_classes(victim.logits(images), labels, self.num_targets)
+        found = Found.nothing(images)
         found = found._replace(forward_passes=found.forward_passes + 1)
         # A seed for the whole batch has no row to select.
         per_example = seeds.shape.rank == 2
@@ -120,39 +141,29 @@ class MultiTargeted(Attack):
         def step(index, found, inputs):
             images, labels, targets, *own = inputs
             run_seeds = seeds_of_target(own[0] if own else seeds, index)
-            start = draw_start(self.threat, self.random_start, images, run_seeds)
+            start = self.threat.start(self.random_start, images, run_seeds)
             target = tf.gather(targets, index, axis=1)
             return self.approach(victim, images, labels, target, start, found)
 
-        is_active = (lambda found: ~found.broken) if self.stop_when_broken else None
+        is_active = (lambda found: ~found.best.broken) if self.stop_when_broken else None
         found = iterate(step, found, inputs, tf.shape(targets)[1], is_active)
-        return Crafted(found.x_adv, found.forward_passes, found.backward_passes)
-
-    def _ranked_targets(self, logits, labels):
-        """The classes to try, best first, `(n, targets)`: never the label."""
-        num_classes = tf.shape(logits)[1]
-        is_true = tf.one_hot(labels, num_classes, True, False, dtype=tf.bool)
-        others = tf.where(is_true, tf.cast(-float("inf"), logits.dtype), logits)
-        count = num_classes - 1
-        if self.num_targets is not None:
-            count = tf.minimum(count, self.num_targets)
-        return tf.math.top_k(others, k=count).indices
+        return Crafted(found.best.point, found.forward_passes, found.backward_passes)
 
     def approach(self, victim: Victim, images, labels, target, start, found: Found) -> Found:
         """Runs from `start` towards one target and returns the better of `found` and this run."""
         moments = zero_moments(images) if self.optimizer == "adam" else ()
         # What is judged as an iterate must be allowed, the start included.
-        run = _Run(self.threat.project(start, images), moments, found)
+        run = _TargetRun(self.threat.project(start, images), moments, found)
 
         def step(index, run, inputs):
             return self._step(victim, index, run, *inputs)
 
-        is_active = (lambda run: ~run.found.broken) if self.stop_when_broken else None
+        is_active = (lambda run: ~run.found.best.broken) if self.stop_when_broken else None
         run = iterate(step, run, (images, labels, target), self.num_steps, is_active)
         found = run.found._replace(forward_passes=run.found.forward_passes + 1)
-        return better(found, run.x_adv, victim.logits(run.x_adv), labels)
+        return found.judged(run.x_adv, victim.logits(run.x_adv), labels)
 
-    def _step(self, victim, index, run: _Run, images, labels, target) -> _Run:
+    def _step(self, victim, index, run: _TargetRun, images, labels, target) -> _TargetRun:
         def difference(logits):
             return losses.true_logit(logits, target) - losses.true_logit(logits, labels)
 
@@ -162,29 +173,17 @@ class MultiTargeted(Attack):
             backward_passes=run.found.backward_passes + 1,
         )
         if self.keep == "best" or self.stop_when_broken:
-            only_broken = self.keep == "last"
-            found = better(found, run.x_adv, logits, labels, only_broken)
+            found = found.judged(run.x_adv, logits, labels, only_broken=self.keep == "last")
         moments = run.moments
         if moments:
-            step, moments = adam_step(gradient, moments, index + 1, self.learning_rate)
+            rate = self.learning_rate * self.threat.width
+            step, moments = adam_step(gradient, moments, index + 1, rate)
         else:
             step = self.step_size * self.threat.steepest_step(gradient)
         moved = self.threat.project(run.x_adv + step, images)
         if self.stop_when_broken:
-            moved = select_rows(found.broken, run.x_adv, moved)
-        return _Run(moved, moments, found)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.num_steps,
-            "num_targets": self.num_targets,
-            "optimizer": self.optimizer,
-            "learning_rate": self.learning_rate,
-            "step_size": getattr(self, "step_size", None),
-            "random_start": self.random_start,
-        }
+            moved = select_rows(found.best.broken, run.x_adv, moved)
+        return _TargetRun(moved, moments, found)
 
 
 def _check_optimizer(optimizer, learning_rate, step_size) -> None:
@@ -205,28 +204,3 @@ def _check_optimizer(optimizer, learning_rate, step_size) -> None:
         )
     if parse_epsilon(step_size) <= 0:
         raise ValueError(f"Invalid step_size; expected > 0; received step_size={step_size!r}")
-
-
-def seeds_of_target(seeds, index):
-    """Returns other seeds of the same shape for the target of this index."""
-    return seeds * [_SEED_STRIDE, 1] + tf.stack([index + 1, 0])
-
-
-def nothing_found(images) -> Found:
-    """The record before the first run: the images themselves, with any other one better."""
-    rows = tf.shape(images)[:1]
-    passes = tf.zeros(rows, tf.int32)
-    return Found(images, tf.fill(rows, images.dtype.max), tf.zeros(rows, tf.bool), passes, passes)
-
-
-def better(found: Found, x_adv, logits, labels, only_broken: bool = False) -> Found:
-    """Takes over iterates that break an example, or else (by default) lower its margin."""
-    # Where the batch size is known for one argument only, the shape of a comparison is lost.
-    wrong = tf.ensure_shape(is_wrong(logits, labels), [None])
-    margin = tf.cast(losses.margin(logits, labels), found.margin.dtype)
-    nearer = (wrong == found.broken) & (margin < found.margin)
-    better = wrong & ~found.broken
-    if not only_broken:
-        better |= nearer
-    new = found._replace(x_adv=x_adv, margin=margin)
-    return select_rows(better, new, found)._replace(broken=found.broken | wrong)

@@ -6,34 +6,32 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.attack import Attack, score
-from he_keras.attacks.checks import (
-    check_choice,
-    check_number,
-    check_positive_integer,
-    check_threat,
-)
-from he_keras.attacks.gradients import loss_and_gradient
+from he_keras.arguments import check_choice, check_number, check_positive_integer, parse_epsilon
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Best, Crafted, Goal, Score
+from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted, Score
-from he_keras.attacks.starts import checked_start, draw_start
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
-from he_keras.threat import ThreatModel, parse_epsilon
+from he_keras.threat import ThreatModel, check_threat, checked_start
 
 LOSSES = ("kl", *losses.ATTACK_LOSSES)
 _VELOCITY_FLOOR = 1e-12
 
 
 class _State(NamedTuple):
-    """Loop state; every entry has one row per example."""
+    """Loop state; every entry has one row per example.
+
+    Attributes:
+        x_adv: the current iterate.
+        velocity: the accumulated gradient of MIM.
+        best: the best iterate and its score; without them for `keep="last"`.
+        forward_passes: passes spent.
+        backward_passes: gradient passes spent.
+    """
 
     x_adv: Any
     velocity: Any
-    best: Any
-    best_loss: Any
-    best_score: Score
-    broken: Any
+    best: Best
     forward_passes: Any
     backward_passes: Any
 
@@ -107,124 +105,120 @@ class ProjectedGradient(Attack):
         self.decay = None if decay is None else float(decay)
         self.margin = margin if margin == "model" else float(margin)
         self.min_classes = losses.MIN_CLASSES[loss]
+        self.has_targeted_form = loss in losses.TARGETED_LOSSES
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return 2 * self.eot_samples * self.num_steps + 1
+
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs the loop on one batch."""
-        return self.ascend(victim, images, labels, self._start(images, seeds))
+        return self.ascend(victim, images, labels, self._start(images, seeds), targets)
 
-    def ascend(self, victim: Victim, images, labels, start) -> Crafted:
-        """Runs the loop from a given start, which may lie outside the ball and the bounds."""
+    def ascend(
+        self, victim: Victim, images, labels, start, targets=None, threat=None, step_size=None
+    ) -> Crafted:
+        """Runs the loop from a given start, which may lie outside the ball and the bounds.
+
+        Args:
+            victim: the classifier.
+            images: clean images.
+            labels: integer labels.
+            start: the first iterate.
+            targets: classes to reach, see `Attack`; None for none.
+            threat: another threat model than the attack's own, such as one whose radius follows a
+                schedule of the training step.
+            step_size: another step size than the attack's own; a scalar tensor serves too.
+        """
+        threat = self.threat if threat is None else threat
+        step_size = self.step_size if step_size is None else step_size
         if self.keep == "best" or self.stop_when_broken:
             # Judged as an iterate itself, the start must be allowed.
-            start = self.threat.project(start, images)
-        reference = tf.stop_gradient(victim.logits(images)) if self.loss == "kl" else labels
+            start = threat.project(start, images)
+        reference = tf.stop_gradient(victim.logits(images)) if self.loss == "kl" else ()
+        goal = Goal.of(labels, targets)
         state = self._initial_state(images, start)
 
         def step(_index, state, inputs):
-            return self._step(victim, *inputs, state)
+            return self._step(victim, *inputs, state, threat, step_size)
 
-        inputs = images, labels, reference
+        inputs = images, goal, reference
         if self.num_steps == 1:
             # Without a loop, a pass in training mode may also synchronise replicas (FastAT).
             state = step(0, state, inputs)
         else:
-            is_active = (lambda state: ~state.broken) if self.stop_when_broken else None
+            is_active = (lambda state: ~state.best.broken) if self.stop_when_broken else None
             state = iterate(step, state, inputs, self.num_steps, is_active)
         if self.keep == "best":
-            state = self._score_last(victim, labels, reference, state)
+            logits = victim.logits(state.x_adv)
+            loss = self._loss(victim, logits, goal, reference)
+            state = state._replace(forward_passes=state.forward_passes + 1)
+            state = self._record(state, logits, loss, goal)
         passes = state.forward_passes + (1 if self.loss == "kl" else 0), state.backward_passes
         if self.keep == "last":
             return Crafted(state.x_adv, *passes)
+        x_adv, scored = state.best.point
         # One lucky draw of a randomised model does not count: there the framework scores again.
-        scored = state.best_score if self.eot_samples == 1 else None
-        return Crafted(state.best, *passes, score=scored)
+        return Crafted(x_adv, *passes, score=scored if self.eot_samples == 1 else None)
 
     def _initial_state(self, images, start) -> _State:
         rows = tf.shape(images)[:1]
         passes, unbroken = tf.zeros(rows, tf.int32), tf.zeros(rows, tf.bool)
+        unscored = Score(unbroken, tf.zeros(rows, images.dtype), unbroken)
         return _State(
             x_adv=start,
-            velocity=tf.zeros_like(images) if self.decay is not None else passes,
-            best=start if self.keep == "best" else passes,
-            best_loss=tf.fill(rows, images.dtype.min),
-            best_score=Score(unbroken, tf.zeros(rows, images.dtype), unbroken),
-            broken=unbroken,
+            velocity=() if self.decay is None else tf.zeros_like(images),
+            best=Best.before((start, unscored) if self.keep == "best" else (), images),
             forward_passes=passes,
             backward_passes=passes,
         )
 
     def _start(self, images, seeds):
-        return draw_start(self.threat, self.random_start, images, seeds)
+        return self.threat.start(self.random_start, images, seeds)
 
-    def _step(self, victim, images, labels, reference, state: _State) -> _State:
+    def _step(self, victim, images, goal, reference, state: _State, threat, step_size) -> _State:
         logits, loss, gradient = loss_and_gradient(
             victim,
-            lambda logits: self._loss(victim, logits, labels, reference),
+            lambda logits: self._loss(victim, logits, goal, reference),
             state.x_adv,
             self.eot_samples,
         )
-        state = self._record(state, logits, loss, labels)
+        state = self._record(state, logits, loss, goal)
         direction = gradient
         if self.decay is not None:
             direction = self.decay * state.velocity + _divided_by_mean_size(gradient)
             state = state._replace(velocity=direction)
-        step = self.step_size * self.threat.steepest_step(direction)
-        moved = self.threat.project(state.x_adv + step, images)
+        step = step_size * threat.steepest_step(direction)
+        moved = threat.project(state.x_adv + step, images)
         if self.stop_when_broken:
-            moved = select_rows(state.broken, state.x_adv, moved)
+            moved = select_rows(state.best.broken, state.x_adv, moved)
         return state._replace(
             x_adv=moved,
             forward_passes=state.forward_passes + self.eot_samples,
             backward_passes=state.backward_passes + self.eot_samples,
         )
 
-    def _loss(self, victim: Victim, logits, labels, reference):
+    def _loss(self, victim: Victim, logits, goal: Goal, reference):
         if self.loss == "kl":
             return losses.kl_divergence(reference, logits)
         margin = victim.head_margin() if isinstance(self.margin, str) else self.margin
         if margin:
-            classes = tf.shape(logits)[-1]
-            logits -= victim.scale * margin * tf.one_hot(labels, classes, dtype=logits.dtype)
-        return losses.ATTACK_LOSSES[self.loss](logits, labels)
+            own = tf.one_hot(goal.classes, tf.shape(logits)[-1], dtype=logits.dtype)
+            logits -= victim.scale * margin * own
+        return goal.loss(self.loss, logits)
 
-    def _record(self, state: _State, logits, loss, labels) -> _State:
-        """Notes broken examples and the best iterate: misclassified, else of the highest loss."""
+    def _record(self, state: _State, logits, loss, goal: Goal) -> _State:
+        """Notes broken examples and, unless the last iterate is wanted, the best one."""
         if not self.stop_when_broken and self.keep == "last":
             return state
-        scored = score(logits, labels, state.best_loss.dtype)
-        if self.keep == "last":
-            return state._replace(broken=state.broken | scored.broken)
-        loss = tf.cast(loss, state.best_loss.dtype)
-        better = tf.where(state.broken == scored.broken, loss > state.best_loss, scored.broken)
-        return state._replace(
-            best=select_rows(better, state.x_adv, state.best),
-            best_loss=tf.where(better, loss, state.best_loss),
-            best_score=select_rows(better, scored, state.best_score),
-            broken=state.broken | scored.broken,
-        )
-
-    def _score_last(self, victim, labels, reference, state: _State) -> _State:
-        logits = victim.logits(state.x_adv)
-        loss = self._loss(victim, logits, labels, reference)
-        state = state._replace(forward_passes=state.forward_passes + 1)
-        return self._record(state, logits, loss, labels)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.num_steps,
-            "step_size": self.step_size,
-            "random_start": self.random_start,
-            "loss": self.loss,
-            "decay": self.decay,
-            "margin": self.margin,
-            "eot_samples": self.eot_samples,
-        }
+        scored = goal.score(logits, state.x_adv.dtype)
+        point = (state.x_adv, scored) if self.keep == "best" else ()
+        return state._replace(best=state.best.updated(point, loss, scored.broken))
 
 
 @register("fgsm")
-def FGSM(threat: ThreatModel, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class FGSM(ProjectedGradient):
     """One step of length epsilon from the image itself.
 
     Paper: Goodfellow et al. 2015, "Explaining and harnessing adversarial examples".
@@ -237,13 +231,16 @@ def FGSM(threat: ThreatModel, **options) -> ProjectedGradient:
         >>> he.attacks.get("fgsm", he.ThreatModel("linf", 0.1)).step_size
         0.1
     """
-    check_threat(threat)
-    settings = {"num_steps": 1, "step_size": threat.epsilon, "random_start": False, "name": "fgsm"}
-    return ProjectedGradient(threat, **{**settings, **options})
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 1, **options) -> None:
+        check_threat(threat)
+        defaults = {"step_size": threat.epsilon, "random_start": False, "name": "fgsm"}
+        super().__init__(threat, num_steps, **{**defaults, **options})
 
 
 @register("bim", budget="num_steps")
-def BIM(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class BIM(ProjectedGradient):
     """PGD that starts at the image itself.
 
     Paper: Kurakin et al. 2017, "Adversarial examples in the physical world".
@@ -257,11 +254,14 @@ def BIM(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradien
         >>> he.attacks.get("bim-10", he.ThreatModel()).random_start
         False
     """
-    return ProjectedGradient(threat, num_steps, **{"random_start": False, "name": "bim", **options})
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 10, **options) -> None:
+        super().__init__(threat, num_steps, **{"random_start": False, "name": "bim", **options})
 
 
 @register("pgd", budget="num_steps")
-def PGD(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class PGD(ProjectedGradient):
     """Projected gradient ascent on the cross-entropy from a uniform random start.
 
     Paper: Madry et al. 2018, "Towards deep learning models resistant to adversarial attacks".
@@ -274,11 +274,14 @@ def PGD(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradien
         >>> he.attacks.get("pgd-20", he.ThreatModel()).num_steps
         20
     """
-    return ProjectedGradient(threat, num_steps, **options)
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        super().__init__(threat, num_steps, **options)
 
 
 @register("mim", budget="num_steps")
-def MIM(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class MIM(ProjectedGradient):
     """Momentum iterative method, decay 1, from the image itself.
 
     Paper: Dong et al. 2018, "Boosting adversarial attacks with momentum".
@@ -292,12 +295,15 @@ def MIM(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradien
         >>> he.attacks.get("mim-20", he.ThreatModel()).decay
         1.0
     """
-    settings = {"random_start": False, "decay": 1.0, "name": "mim", **options}
-    return ProjectedGradient(threat, num_steps, **settings)
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        defaults = {"random_start": False, "decay": 1.0, "name": "mim"}
+        super().__init__(threat, num_steps, **{**defaults, **options})
 
 
 @register("cw-linf", budget="num_steps")
-def CWLinf(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class CWLinf(ProjectedGradient):
     """PGD on the C&W margin: does not depend on the scale of the logits.
 
     Paper: Carlini & Wagner 2017, "Towards evaluating the robustness of neural networks".
@@ -311,11 +317,14 @@ def CWLinf(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGrad
         >>> he.attacks.get("cw-linf-20", he.ThreatModel()).loss
         'cw'
     """
-    return ProjectedGradient(threat, num_steps, **{"loss": "cw", "name": "cw-linf", **options})
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        super().__init__(threat, num_steps, **{"loss": "cw", "name": "cw-linf", **options})
 
 
 @register("adaptive-pgd", budget="num_steps")
-def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class AdaptivePGD(ProjectedGradient):
     """PGD on the training loss of an HE head: scale and margin inside the cross-entropy.
 
     Paper: Pang et al. 2020, the HE paper, Sec. 4.4.
@@ -328,30 +337,35 @@ def AdaptivePGD(threat: ThreatModel, num_steps: int = 20, **options) -> Projecte
         >>> he.attacks.get("adaptive-pgd-20", he.ThreatModel()).margin
         'model'
     """
-    settings = {"margin": "model", "name": "adaptive-pgd", **options}
-    return ProjectedGradient(threat, num_steps, **settings)
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 20, **options) -> None:
+        defaults = {"margin": "model", "name": "adaptive-pgd"}
+        super().__init__(threat, num_steps, **{**defaults, **options})
 
 
 @register("trades-kl", budget="num_steps")
-def TradesKL(threat: ThreatModel, num_steps: int = 10, **options) -> ProjectedGradient:
+@keras.saving.register_keras_serializable(package="he_keras")
+class TradesKL(ProjectedGradient):
     """The released TRADES adversary: divergence from the clean prediction, from a Gaussian start.
 
     Paper: Zhang et al. 2019, "Theoretically principled trade-off between robustness and accuracy".
     Assumes: predictions with a useful gradient in the images; labels only decide what is broken.
     Cost: `num_steps` forward and backward passes, and 2 forward passes: clean and last iterate.
-    Deviations: as `ProjectedGradient`; l2 takes normalised steps, where the released code runs SGD.
-        The default step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
+    Deviations: as `ProjectedGradient`; the start is clipped to the bounds, which the released code
+        does after the first step; l2 takes normalised steps, where that code runs SGD. The default
+        step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
 
     Example:
         >>> import he_keras as he
         >>> round(he.attacks.get("trades-kl-10", he.ThreatModel("linf", 0.031)).step_size, 6)
         0.007
     """
-    check_threat(threat)
-    settings = {"loss": "kl", "random_start": "gaussian", "name": "trades-kl", **options}
-    return ProjectedGradient(
-        threat, num_steps, **{"step_size": threat.epsilon * 7 / 31, **settings}
-    )
+
+    def __init__(self, threat: ThreatModel, num_steps: int = 10, **options) -> None:
+        check_threat(threat)
+        defaults = {"loss": "kl", "random_start": "gaussian", "name": "trades-kl"}
+        step_size = threat.epsilon * 7 / 31
+        super().__init__(threat, num_steps, **{"step_size": step_size, **defaults, **options})
 
 
 def _check_choices(loss, random_start, decay, margin) -> None:

@@ -7,12 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks.attack import Attack, is_wrong
-from he_keras.attacks.checks import check_positive_integer
+from he_keras.arguments import check_positive_integer
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Crafted, is_wrong
+from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate, select_rows
-from he_keras.attacks.victim import Victim
+from he_keras.balls import flat
 from he_keras.threat import ThreatModel
 
 #: Width at which a bisection ends, in l2 length, for bounds of width 1.
@@ -56,7 +57,7 @@ class RayS(Attack):
     block of pixels at a time: the whole image, then its halves, quarters and so on; blocks are
     contiguous in channel-first order. One query tells whether the flipped direction reaches the
     boundary before the best one so far does; if so, a bisection finds its distance and the flip is
-    kept. Deterministic.
+    kept. The search is deterministic.
 
     The mean of `AttackResult.distance` over a test set is the average decision boundary distance
     (ADBD) of the paper. With `stop_when_broken=True` an example ends after the first direction that
@@ -104,11 +105,15 @@ class RayS(Attack):
         check_positive_integer("num_queries", num_queries)
         self.num_queries = int(num_queries)
 
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return self.num_queries + 1
+
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Runs the search on one batch; `seeds` is not used."""
         del seeds
         state = self.search(victim, images, labels)
-        x_adv = self._points(_flat(images), state.signs, state.length)
+        x_adv = self._points(flat(images), state.signs, state.length)
         x_adv = tf.reshape(x_adv, tf.shape(images))
         was_found = tf.math.is_finite(state.length)
         distance = self.threat.distance(x_adv, images)
@@ -131,7 +136,7 @@ class RayS(Attack):
         return iterate(
             step,
             self._initial_state(images, blocks),
-            (_flat(images), labels),
+            (flat(images), labels),
             self.num_queries + math.ceil(math.log2(longest / self._tolerance())) + 2,
             lambda state: (
                 ~state.is_done & (state.is_bisecting | (state.queries < self.num_queries))
@@ -139,7 +144,7 @@ class RayS(Attack):
         )
 
     def _initial_state(self, images, blocks: "_Blocks") -> RaysState:
-        pixels = _flat(images)
+        pixels = flat(images)
         no = tf.zeros(tf.shape(images)[:1], tf.bool)
         zero = tf.zeros_like(no, tf.int32)
         no_length = tf.zeros_like(no, images.dtype)
@@ -199,15 +204,10 @@ class RayS(Attack):
         return self.threat.clip_to_bounds(pixels + amplitude * signs)
 
     def _width(self) -> float:
-        low, high = self.threat.bounds
-        return high - low
+        return self.threat.width
 
     def _tolerance(self) -> float:
         return TOLERANCE * self._width()
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {**super().get_config(), "num_queries": self.num_queries}
 
 
 class _Blocks:
@@ -238,7 +238,3 @@ class _Blocks:
         is_last = end >= self.num_pixels
         next_level = tf.minimum(level + 1, self._last_level)
         return tf.where(is_last, next_level, level), tf.where(is_last, 0, block + 1)
-
-
-def _flat(images):
-    return tf.reshape(images, [-1, math.prod(images.shape[1:])])

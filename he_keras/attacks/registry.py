@@ -1,9 +1,12 @@
 """Names of attacks: "pgd-20" is the attack registered as "pgd" with its budget set to 20."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from he_keras.attacks.attack import Attack
+from he_keras.arguments import suggestion
+from he_keras.attacks.framework.attack import Attack
+from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
 
 
@@ -15,7 +18,7 @@ class _Entry(NamedTuple):
     argument: str | None
 
 
-_ENTRIES: dict[str, _Entry] = {}
+_ENTRIES: Registry[_Entry] = Registry("attack")
 
 
 def register(name: str, budget: str | None = None, argument: str | None = None):
@@ -34,10 +37,6 @@ def register(name: str, budget: str | None = None, argument: str | None = None):
     """
 
     def decorate(factory):
-        if name in _ENTRIES:
-            raise ValueError(
-                f"Attack registered twice; expected a new name; received name={name!r}"
-            )
         _ENTRIES[name] = _Entry(factory, budget, argument)
         return factory
 
@@ -62,6 +61,31 @@ def get(attack: str, threat: ThreatModel, **options) -> Attack:
     return entry.factory(threat, **{"name": name, **options, **given})
 
 
+def for_evaluation(
+    attack: Attack | str | None, threat: ThreatModel | None, seed: int
+) -> Attack | None:
+    """Returns an attack that can run inside `evaluate`, or None.
+
+    Args:
+        attack: an `Attack`, a name, None for none, or "default": PGD-20 on the margin, which a
+            large scale cannot fool (none without a threat model).
+        threat: the threat model of a name.
+        seed: the seed of a name.
+    """
+    if isinstance(attack, str):
+        if threat is None and attack != "default":
+            raise ValueError(
+                "An evaluation attack by name needs a threat model; expected an objective with "
+                f"one, or an Attack; received evaluation_attack={attack!r}"
+            )
+        default = ("pgd-20", {"loss": "cw", "name": "margin-pgd-20"})
+        name, options = default if attack == "default" else (attack, {})
+        attack = None if threat is None else get(name, threat, seed=seed, **options)
+    if attack is not None:
+        attack.check_runs_inside_graphs()
+    return attack
+
+
 def _pattern(name: str, entry: _Entry) -> str:
     if entry.argument:
         return f"{name}:{entry.argument.upper()}"
@@ -82,6 +106,9 @@ def _look_up(attack: str) -> tuple[_Entry, dict]:
         entry = _ENTRIES.get(base)
         if entry is not None and entry.budget and number.isdigit():
             return entry, {entry.budget: int(number)}
+    digits = re.search(r"-\d+$", attack)
+    known = [each.replace("-K", digits.group() if digits else "-K") for each in names()]
     raise ValueError(
         f"Unknown attack; expected one of {', '.join(names())} (K: a number); received {attack!r}"
+        f"{suggestion(attack, known)}"
     )

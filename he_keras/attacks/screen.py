@@ -2,8 +2,9 @@
 
 import keras
 
-from he_keras.attacks.apgd import APGD, APGDTargeted
-from he_keras.attacks.ensemble import Ensemble
+from he_keras.attacks.apgd import APGD
+from he_keras.attacks.apgd_targeted import APGDTargeted
+from he_keras.attacks.framework.ensemble import Ensemble
 from he_keras.attacks.registry import register
 from he_keras.attacks.square import Square
 from he_keras.threat import ThreatModel
@@ -18,10 +19,10 @@ _QUERIES = 100
 class Screen(Ensemble):
     """APGD on the margin, targeted APGD with 5 targets, and a short Square attack.
 
-    For development, not for reporting. 30 steps each, 100 queries. It estimates what AutoAttack
-    would give at less than a tenth of its passes, from above: no example that it breaks is robust.
-    Where its own signs (random answers, zero gradients, success of the queries after the gradients
-    failed) speak against that, its result comes with warnings.
+    It is for development, not for reporting: 30 steps each and 100 queries. At less than a tenth of
+    its passes it estimates what AutoAttack would give, from above: no example that it breaks is
+    robust. Its result comes with warnings if random answers, zero gradients or a success of the
+    queries after the gradients speak against that.
 
     Paper: none for this choice; its attacks are those of Croce & Hein 2020 (`APGD`, `APGDTargeted`)
         and Andriushchenko et al. 2020 (`Square`).

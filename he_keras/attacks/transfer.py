@@ -1,22 +1,17 @@
 """Transfer attack: adversarial images for one classifier, scored on another."""
 
-import re
-import textwrap
-from typing import Any
-
 import keras
 import tensorflow as tf
 
-from he_keras.attacks.attack import Attack
+from he_keras.arguments import reason_of
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.result import Crafted
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.projected_gradient import MIM, PGD, ProjectedGradient
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.victim import Victim
 from he_keras.model_files import load_classifier
 from he_keras.threat import ThreatModel
 
-_BOLD = re.compile("\x1b\\[[0-9]*m")
-_REASON_LENGTH = 300
 _METHODS = {"pgd": PGD, "mim": MIM}
 
 
@@ -25,18 +20,20 @@ _METHODS = {"pgd": PGD, "mim": MIM}
 class Transfer(Attack):
     """Projected gradient ascent on a substitute that is loaded from a file.
 
-    PGD or MIM runs on the substitute; the last iterate of every image is scored on the target.
+    PGD or MIM runs on the substitute. The last iterate of every image is scored on the attacked
+    model.
 
     Paper: Pang et al. 2020, the HE paper, Appendix C.4; for the steps, see `PGD` and `MIM`.
-    Assumes: a substitute with a useful gradient; nothing about the target, which is only asked for
-        its predictions, so a defence that merely hides its gradient does not help it. How strong
-        the attack is depends on how alike the two models are, and a high accuracy under it proves
+    Assumes: a substitute with a useful gradient; nothing about the attacked model, which is only
+        asked for its predictions, so that hiding its gradient does not help it. How strong the
+        attack is depends on how alike the two models are, and a high accuracy under it proves
         little.
     Cost: `num_steps` forward and backward passes through the substitute, which show in the running
-        time only. Passes in the result are passes through the target: the scoring, no gradient.
-    Deviations: from the papers' protocol: images that the target gets wrong from the start count as
-        broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is chosen by
-        success.
+        time only. Passes in the result are passes through the attacked model: the scoring, no
+        gradient.
+    Deviations: from the papers' protocol: images that the attacked model gets wrong from the start
+        count as broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is
+        chosen by success.
 
     Args:
         threat: the threat model.
@@ -48,11 +45,12 @@ class Transfer(Attack):
         random_start: see `ProjectedGradient`; default True for "pgd" and False for "mim".
         loss: the substitute's loss to increase, see `ProjectedGradient`.
         logit_scale: scale of the substitute's logits, see `Victim`.
-        stop_when_broken: True leaves images alone that the target misclassifies from the start;
-            False attacks them too, as the papers do. The substitute's verdicts never stop anything.
+        stop_when_broken: True leaves images alone that the attacked model misclassifies from the
+            start; False attacks them too, as the papers do. The substitute's verdicts never stop
+            anything.
         keep: "last", or "best" for the iterate that is strongest on the substitute.
-        **kwargs: see `Attack`. With `num_restarts` above 1 the target's verdict chooses among the
-            restarts.
+        **kwargs: see `Attack`. With `num_restarts` above 1 the attacked model's verdict chooses
+            among the restarts.
 
     Example:
         >>> import he_keras as he, keras, numpy as np, tempfile
@@ -66,7 +64,7 @@ class Transfer(Attack):
         [True]
     """
 
-    #: None of the target, that is.
+    #: It uses none of the attacked model's gradient.
     uses_gradient = False
 
     def __init__(
@@ -104,35 +102,22 @@ class Transfer(Attack):
         self.random_start = self.ascent.random_start
         self.loss = loss
         self.min_classes = self.ascent.min_classes
+        self.has_targeted_form = self.ascent.has_targeted_form
         self.substitute = Victim(load_classifier(self.path), self.logit_scale)
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
-        """Crafts on the substitute; the target is not asked."""
-        x_adv = self.ascent.run(self.substitute, images, labels, seeds).x_adv
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
+        """Crafts on the substitute; the attacked model is not asked."""
+        x_adv = self.ascent.run(self.substitute, images, labels, seeds, targets).x_adv
         passes = tf.zeros_like(labels)
         return Crafted(x_adv, passes, passes)
 
     def check_model(self, model, images, labels) -> None:
-        """Checks the target, and that the substitute takes the same images."""
+        """Checks the attacked model, and that the substitute takes the same images."""
         super().check_model(model, images, labels)
         try:
             super().check_model(self.substitute.model, images, labels)
         except (ValueError, TypeError, tf.errors.OpError) as error:
-            # Keras writes its own errors in bold, over many lines.
-            reason = textwrap.shorten(_BOLD.sub("", str(error)), _REASON_LENGTH)
             raise ValueError(
                 "The substitute does not fit; expected a classifier of the same images and "
-                f"classes; received {self.path}: {reason}"
+                f"classes; received {self.path}: {reason_of(error)}"
             ) from error
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "path": self.path,
-            "num_steps": self.num_steps,
-            "step_size": self.step_size,
-            "method": self.method,
-            "random_start": self.random_start,
-            "loss": self.loss,
-        }

@@ -4,32 +4,27 @@ import functools
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks.adam import Moments, adam_step, zero_moments
-from he_keras.attacks.attack import Attack
-from he_keras.attacks.checks import (
-    check_choice,
-    check_number,
-    check_positive_integer,
-    positive_number,
-)
-from he_keras.attacks.penalty import (
+from he_keras.arguments import check_choice, check_number, check_positive_integer, positive_number
+from he_keras.attacks.carlini_wagner import (
     ConstantSearch,
     DirectSpace,
     TanhSpace,
     end_round,
     hinge,
-    is_adversarial,
     record,
     start_search,
 )
-from he_keras.attacks.queries import map_groups, seed_per_example
+from he_keras.attacks.framework.adam import Moments, adam_step, zero_moments
+from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.queries import map_groups
+from he_keras.attacks.framework.result import Crafted, Goal
+from he_keras.attacks.framework.seeds import seed_per_example
+from he_keras.attacks.framework.survivors import iterate
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.attacks.result import Crafted
-from he_keras.attacks.survivors import iterate
-from he_keras.attacks.victim import Victim
+from he_keras.balls import flat, map_seeds
 from he_keras.threat import ThreatModel
 
 SPACES: dict[str, type[TanhSpace] | type[DirectSpace]] = {
@@ -87,7 +82,7 @@ class ZOO(Attack):
         initial_const: weight of the penalty (in the first round).
         binary_search_steps: rounds of the search over that weight, which share the queries.
         confidence: how far another class must lead the true one.
-        space: "tanh" for an unbounded variable, "direct" for the pixels themselves.
+        space: "tanh" for an unbounded variable, "direct" for the pixels as shares of their bounds.
         stop_when_broken: True ends an example with its first adversarial image within epsilon;
             False searches on for the nearest one.
         **kwargs: see `Attack`.
@@ -104,6 +99,7 @@ class ZOO(Attack):
 
     norms = ("l2", "linf")
     minimum_norm = True
+    has_targeted_form = True
     uses_gradient = False
 
     def __init__(
@@ -143,9 +139,13 @@ class ZOO(Attack):
         self.confidence = float(confidence)
         self.space = space
 
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def passes_of_run(self, num_classes: int) -> int:
+        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
+        return self.num_queries + 1
+
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs all rounds on one batch."""
-        start = self._flat(SPACES[self.space](self.threat).variable(images))
+        start = flat(SPACES[self.space](self.threat).variable(images))
         rows = tf.shape(images)[:1]
         state = _State(
             variable=start,
@@ -161,7 +161,8 @@ class ZOO(Attack):
             ends_round = (index + 1) % steps_per_round == 0
             return tf.cond(ends_round, lambda: self._next_round(state, inputs[-1]), lambda: state)
 
-        inputs = images, labels, seed_per_example(seeds, images), start
+        goal = Goal.of(labels, targets)
+        inputs = images, goal, seed_per_example(seeds, images), start
         is_active = self._is_active if self.stop_when_broken else None
         num_steps = steps_per_round * self.binary_search_steps
         state = iterate(step, state, inputs, num_steps, is_active)
@@ -175,18 +176,18 @@ class ZOO(Attack):
     def _is_active(self, state: _State):
         return state.search.best_distance > self.threat.epsilon
 
-    def _step(self, victim, index, images, labels, seeds, start, state: _State) -> _State:
+    def _step(self, victim, index, images, goal, seeds, start, state: _State) -> _State:
         x_adv = self._images(state.variable, images)
         logits = victim.logits(x_adv)
         search = record(
             state.search,
-            is_adversarial(logits, labels, self.confidence),
+            goal.is_reached(logits, self.confidence),
             x_adv,
             self.threat.distance(x_adv, images),
         )
         coordinates = self.draw(index, seeds, start.shape[1])
         gradient = self.partial_derivatives(
-            victim, images, labels, start, state.variable, search.const, coordinates
+            victim, images, goal, start, state.variable, search.const, coordinates
         )
         state = self._move(state, coordinates, gradient)
         queries = 2 * coordinates.shape[1] + 1
@@ -202,24 +203,25 @@ class ZOO(Attack):
                 return tf.random.stateless_uniform([1], seed, 0, num_pixels, tf.int32)
             return tf.math.top_k(tf.random.stateless_uniform([num_pixels], seed), count).indices
 
-        return tf.map_fn(draw_one, seeds, fn_output_signature=tf.TensorSpec([count], tf.int32))
+        return map_seeds(draw_one, seeds, [count], tf.int32)
 
-    def partial_derivatives(self, victim, images, labels, start, variable, const, coordinates):
+    def partial_derivatives(self, victim, images, goal, start, variable, const, coordinates):
         """Returns the objective's derivatives with respect to the chosen entries of the variable.
 
         The penalty's are differences of queries; those of the squared distance are exact.
         """
         function = functools.partial(self._difference, victim, images.shape[1:])
         chosen = tf.gather(variable, coordinates, batch_dims=1)
-        inputs = self._flat(self._images(variable, images)), chosen, coordinates, labels
+        inputs = flat(self._images(variable, images)), chosen, coordinates, goal
         difference = map_groups(function, inputs, images_per_row=2 * coordinates.shape[1])
         penalty_slope = difference / (2.0 * self.sigma)
         space = SPACES[self.space](self.threat)
         chosen_start = tf.gather(start, coordinates, batch_dims=1)
         perturbation = space.images(chosen) - space.images(chosen_start)
-        return 2.0 * perturbation * space.slope(chosen) + const[:, tf.newaxis] * penalty_slope
+        distance_gradient = 2.0 * perturbation / self.threat.width**2
+        return distance_gradient * space.slope(chosen) + const[:, tf.newaxis] * penalty_slope
 
-    def _difference(self, victim, image_shape, x_adv, chosen, coordinates, labels):
+    def _difference(self, victim, image_shape, x_adv, chosen, coordinates, goal):
         """Returns `penalty(v + sigma e) - penalty(v - sigma e)`; 0 where that is not finite."""
         space = SPACES[self.space](self.threat)
         pixels = tf.concat(
@@ -231,7 +233,7 @@ class ZOO(Attack):
         where = tf.stack([tf.range(tf.size(columns)), columns], axis=1)
         queries = tf.tensor_scatter_nd_update(queries, where, tf.reshape(pixels, [-1]))
         logits = victim.logits(tf.reshape(queries, [-1, *image_shape]))
-        penalty = hinge(logits, tf.repeat(labels, count), self.confidence)
+        penalty = hinge(logits, goal.repeated(count), self.confidence)
         upper, lower = tf.split(tf.reshape(penalty, [-1, count]), 2, axis=1)
         difference = tf.cast(upper - lower, x_adv.dtype)
         return tf.where(tf.math.is_finite(difference), difference, tf.zeros_like(difference))
@@ -247,7 +249,7 @@ class ZOO(Attack):
         ascent, moments = adam_step(gradient, moments, counts, self.learning_rate)
         moved = variable - ascent
         if self.space == "direct":
-            moved = self.threat.clip_to_bounds(moved)
+            moved = tf.clip_by_value(moved, 0.0, 1.0)
         variable, moments, counts = tf.nest.map_structure(
             lambda old, new: tf.tensor_scatter_nd_update(old, where, new),
             tensors,
@@ -266,21 +268,3 @@ class ZOO(Attack):
 
     def _images(self, variable, images):
         return tf.reshape(SPACES[self.space](self.threat).images(variable), tf.shape(images))
-
-    @staticmethod
-    def _flat(images):
-        return tf.reshape(images, [-1, int(np.prod(images.shape[1:]))])
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_queries": self.num_queries,
-            "coordinates_per_step": self.coordinates_per_step,
-            "sigma": self.sigma,
-            "learning_rate": self.learning_rate,
-            "initial_const": self.initial_const,
-            "binary_search_steps": self.binary_search_steps,
-            "confidence": self.confidence,
-            "space": self.space,
-        }

@@ -5,8 +5,8 @@ import pathlib
 import keras
 import numpy as np
 
-from he_keras.atomic_files import replacing
 from he_keras.distribution import is_chief
+from he_keras.files import replacing
 
 
 class BestCheckpoint(keras.callbacks.Callback):

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from he_keras.atomic_files import write_npz
 from he_keras.callbacks import replica_state
 from he_keras.distribution import workers
+from he_keras.files import write_npz
 
 _FORMAT = 1
 
@@ -44,7 +44,8 @@ class ExactResume(keras.callbacks.Callback):
 
     With several replicas the checkpoint holds what belongs to each of them (running metrics, an
     objective's perturbations), so that the same number of them goes on as if nothing had happened.
-    Of several worker processes the first one writes; all read, from a folder that they share.
+    Of several worker processes the first one writes. All of them read from a folder that they
+    share.
 
     Args:
         path: the checkpoint file (.npz), replaced atomically.
@@ -145,13 +146,16 @@ class ExactResume(keras.callbacks.Callback):
         done = batch + 1
         self._place = ResumePoint(self._place.epoch, self._first_batch + done)
         left = self._steps - done
-        # Clocks differ, and saving is for all workers together.
+        # The workers' clocks differ, and all of them have to save together.
         self._agreed = workers.any_of(self.model.distribute_strategy, self.wishes())
         if left > 0 and (left == 1 or self._agreed[0]):
             self.save()
 
     def wishes(self) -> list[bool]:
-        """What this process wants after a batch, and gets if any of them does: first, to save."""
+        """What this process wants after a batch; if any process wants it, all of them do it.
+
+        The first wish is to save.
+        """
         return [self._is_due()]
 
     def _is_due(self) -> bool:

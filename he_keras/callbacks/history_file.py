@@ -9,8 +9,8 @@ import time
 import keras
 import numpy as np
 
-from he_keras.atomic_files import replacing
 from he_keras.distribution import is_chief
+from he_keras.files import replacing
 
 
 class HistoryFile(keras.callbacks.Callback):

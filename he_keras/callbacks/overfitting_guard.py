@@ -7,7 +7,7 @@ adversarial training" (FastAdv+): look every 20 batches, and after a drop of 0.1
 examples for some batches.
 
 Deviations: the released code of Wong et al. runs this attack in training mode; here it runs in
-inference mode. Li et al. watch a held-out batch; here it is a training batch in every mode.
+inference mode. Li et al. watch a held-out batch; here it is a training batch for every reaction.
 Cost of a look: 5 forward and backward passes over the batch.
 """
 
@@ -17,8 +17,8 @@ import pathlib
 import keras
 import numpy as np
 
+from he_keras.arguments import check_choice, check_number, check_positive_integer
 from he_keras.attacks import PGD, Attack
-from he_keras.attacks.checks import check_choice, check_number, check_positive_integer
 from he_keras.callbacks.history_file import write_rows
 from he_keras.distribution import is_chief
 
@@ -28,9 +28,9 @@ REACTIONS = ("stop", "recover", "monitor")
 class OverfittingGuard(keras.callbacks.Callback):
     """Measures robust accuracy on one training batch, and reacts when it drops.
 
-    It looks at the end of every epoch and, if asked to, after every few batches: a collapse takes
-    some hundred steps. The history gets `guard_accuracy`, the value at the end of the epoch, and
-    with looks in between `guard_accuracy_min`, the smallest of the epoch.
+    It looks at the end of every epoch and, if asked to, after every few batches, since a collapse
+    takes only some hundred steps. The history gets `guard_accuracy`, the value at the end of the
+    epoch. With looks in between it also gets `guard_accuracy_min`, the smallest of the epoch.
 
     Args:
         images: a training batch (the released code takes the epoch's first).
@@ -85,7 +85,7 @@ class OverfittingGuard(keras.callbacks.Callback):
         self._previous_weights: list[np.ndarray] = []
 
     def on_train_begin(self, logs=None) -> None:
-        """Refuses an objective that cannot recover where it would have to."""
+        """Refuses an objective that cannot recover if `on_collapse` asks for it."""
         if self.on_collapse == "recover" and not hasattr(self.model.objective, "start_recovery"):
             raise ValueError(
                 "This objective cannot recover from a collapse; expected one with a method "

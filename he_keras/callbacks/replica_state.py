@@ -9,6 +9,7 @@ import io
 import numpy as np
 
 from he_keras.distribution import workers
+from he_keras.files import write_arrays
 
 _METRIC = "metric/"
 
@@ -27,7 +28,7 @@ def gathered(model) -> dict[str, np.ndarray]:
     """
     strategy = model.distribute_strategy
     packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **_of_this_process(model))
+    write_arrays(packed, _of_this_process(model))
     arrays: dict[str, np.ndarray] = {}
     metrics: dict[str, list[np.ndarray]] = {}
     for worker, content in enumerate(workers.exchange(strategy, packed.getvalue())):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import keras
 
-from he_keras.attacks.checks import check_positive_integer
+from he_keras.arguments import check_positive_integer
 from he_keras.callbacks.best_checkpoint import save_model
 
 _PREFIX = "epoch-"
@@ -18,8 +18,8 @@ _PREFIX = "epoch-"
 class Snapshots(keras.callbacks.Callback):
     """Saves the whole model as `epoch-0010.keras` after 10 epochs, and so on.
 
-    A file is complete or not there. The callback has no state: an epoch that a resumed run repeats
-    writes its file again, with the same weights.
+    A file is complete or not there. The callback has no state: when a resumed run repeats an epoch,
+    it writes the file again, with the same weights.
 
     Args:
         folder: where the files go.

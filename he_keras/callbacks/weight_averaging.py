@@ -1,17 +1,21 @@
 """Averages of the weights over training, with batch-norm statistics that belong to them.
 
 Papers: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization"
-(SWA: the plain mean of the weights at the ends of epochs, batch-norm statistics measured anew);
+(SWA: the plain mean of the weights at the ends of epochs; batch-norm statistics are measured anew).
 Gowal et al. 2020, "Uncovering the Limits of Adversarial Training" (the exponential moving average,
-with a decay that grows at first). Gowal et al. do not average batch-norm statistics, and without
-`reestimate` those of the weights being trained stay here too; with it the EMA deviates.
+with a decay that grows at first). Gowal et al. do not average batch-norm statistics. Without
+`reestimate` the averaged weights get the statistics of the weights being trained, as there;
+`reestimate` is a deviation for the moving average.
 
-Why not `keras.optimizers.Optimizer(use_ema=True)` with `keras.callbacks.SwapEMAWeights`: at the end
-of every `fit` the optimizer writes the average over the weights, and a run that is resumed in the
-middle of an epoch needs two calls of `fit`, so it would end with other weights; the swap adds and
-subtracts, so the weights return with rounding errors and validation changes the training; the
-average has the weights' own dtype and starts in the first step; batch norm keeps the statistics of
-other weights; there is no SWA. It is the cheaper choice where none of this matters.
+Keras has `keras.optimizers.Optimizer(use_ema=True)` with `keras.callbacks.SwapEMAWeights`. It is
+the cheaper choice where none of the following matters:
+
+* At the end of every `fit` that optimizer writes the average over the weights. A run that is
+  resumed in the middle of an epoch needs two calls of `fit`, so it would end with other weights.
+* The swap adds and subtracts. So the weights come back with rounding errors, and validation changes
+  the training.
+* The average has the weights' own dtype and starts in the first step.
+* Batch norm keeps the statistics of other weights, and there is no SWA.
 """
 
 import contextlib
@@ -21,7 +25,15 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
-from he_keras.attacks.checks import check_choice, check_flag, check_number
+from he_keras.arguments import check_choice, check_flag, check_integer, check_share
+from he_keras.callbacks.batch_norm_statistics import (
+    assign_all,
+    batch_norm_layers,
+    copy_of,
+    moving_statistics,
+    reestimate_batch_norm,
+    values_of,
+)
 
 KINDS = ("ema", "swa")
 _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
@@ -31,25 +43,25 @@ class WeightAveraging(keras.callbacks.Callback):
     """Keeps a float32 average of the trainable weights, to validate, save and finish with.
 
     The average follows training and never changes it. Put this callback first in the list, and
-    `ExactResume`, to whose `stateful_callbacks` it can belong, last. The average goes on in a
-    further `fit` with the same callback.
+    `ExactResume` last; list this callback among its `stateful_callbacks`. Another `fit` with the
+    same callback continues the average.
 
     Args:
         decay: share of the old average that a batch keeps, for "ema".
-        start_epoch: first epoch (from 0) that counts. Before, the model's own weights are used.
+        start_epoch: first epoch (from 0) that counts. Before it, the model's own weights are used.
         kind: "ema": exponential moving average over batches, which starts as the weights at the
             start of `start_epoch`; "swa": plain mean of the weights at the ends of epochs.
-        warm_up: whether batch t (from 0) of "ema" has the decay min(decay, (1 + t) / (10 + t)), so
-            that a short run's average is not mostly its untrained start.
-        reestimate: batches (images, or tuples that begin with images and labels) that can be gone
-            through again, such as a list or a `tf.data.Dataset`, from which the batch-norm
-            statistics of the averaged weights are measured; None keeps the model's own.
-        perturb: function (model, images, labels) -> images, applied to these batches, so that
-            adversarially trained models are measured on adversarial images; it must not change
+        warm_up: whether batch t (from 0) of "ema" has the decay min(decay, (1 + t) / (10 + t)).
+            Then the average of a short run does not consist mostly of its untrained start.
+        reestimate: batches from which the batch-norm statistics of the averaged weights are
+            measured: a list or a `tf.data.Dataset` of images, or of tuples that begin with images
+            and labels. It is gone through more than once. None keeps the model's own statistics.
+        perturb: function (model, images, labels) -> images that is applied to these batches, so
+            that adversarially trained models are measured on adversarial images. It must not change
             any state. None leaves the images as they are.
         evaluate: whether `fit` validates the averaged weights.
         apply_at_end: whether the averaged weights are in the model when `fit` ends. Set it to False
-            where the same training goes on in another `fit`, and call `apply` after the last.
+            if the same training goes on in another `fit`, and call `apply` after the last one.
 
     Example:
         >>> import he_keras as he, keras, numpy as np
@@ -79,7 +91,8 @@ class WeightAveraging(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         check_choice("kind", kind, KINDS)
-        _check_range(decay, start_epoch)
+        check_share("decay", decay, below_one=True)
+        check_integer("start_epoch", start_epoch, 0)
         check_flag("warm_up", warm_up)
         check_flag("evaluate", evaluate)
         check_flag("apply_at_end", apply_at_end)
@@ -102,7 +115,7 @@ class WeightAveraging(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def swap(self) -> Iterator[None]:
-        """Has the averaged weights in the model inside the block, and its own again afterwards."""
+        """Puts the averaged weights into the model for the block, and its own back afterwards."""
         is_swapped = self._put_in()
         try:
             yield
@@ -140,7 +153,7 @@ class WeightAveraging(keras.callbacks.Callback):
         return callback
 
     def on_train_begin(self, logs=None) -> None:
-        """Puts the weights back that a validation cut short by an exception left swapped."""
+        """Puts back the model's own weights if an exception ended a validation before it did."""
         self._put_back()
         if self.reestimate is not None:
             batch_norm_layers(self.model)  # raises before any work
@@ -151,17 +164,17 @@ class WeightAveraging(keras.callbacks.Callback):
         if self.has_average:
             self._check_shapes()
         elif self.kind == "ema" and epoch >= self.start_epoch:
-            self._begin(_values(self.model.trainable_variables))
+            self._begin(values_of(self.model.trainable_variables))
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
-        """Remembers the first step of an execution of several steps."""
+        """Remembers the first step, since one call of the graph may make several steps."""
         self._first_step = batch
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Moves the average towards the weights, once for all steps of an execution."""
+        """Moves the average towards the weights, once for all steps of one call of the graph."""
         if self.kind != "ema" or not self.has_average:
             return
-        # Only the weights after the last step of an execution are seen.
+        # Python sees only the weights after the last of these steps.
         steps = batch - self._first_step + 1
         warm_up_decay = (1 + self.updates) / (10 + self.updates)
         decay = min(self.decay, warm_up_decay) if self.warm_up else self.decay
@@ -173,18 +186,18 @@ class WeightAveraging(keras.callbacks.Callback):
         self._close_epoch()
 
     def on_test_begin(self, logs=None) -> None:
-        """Swaps the averaged weights in."""
+        """Puts the averaged weights into the model."""
         self._close_epoch()
         self._is_swapped_for_test = self.evaluate and self._put_in()
 
     def on_test_end(self, logs=None) -> None:
-        """Swaps the model's own weights back in."""
+        """Puts the model's own weights back."""
         if self._is_swapped_for_test:
             self._put_back()
         self._is_swapped_for_test = False
 
     def on_train_end(self, logs=None) -> None:
-        """Leaves the averaged weights in the model, if wanted."""
+        """Leaves the averaged weights in the model if `apply_at_end` asks for it."""
         if not self.apply_at_end:
             return
         if self.has_average:
@@ -198,7 +211,7 @@ class WeightAveraging(keras.callbacks.Callback):
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """The average and the number of its updates."""
-        average = {f"average_{i}": _copy(each) for i, each in enumerate(self._average)}
+        average = {f"average_{i}": copy_of(each) for i, each in enumerate(self._average)}
         return {"kind": np.array(self.kind), "updates": np.array(self.updates), **average}
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
@@ -213,11 +226,11 @@ class WeightAveraging(keras.callbacks.Callback):
         average = [arrays[f"average_{i}"] for i in range(count)]
         self.updates = int(arrays["updates"])
         self._begin(average)
-        # The weights come from the checkpoint too: nothing that was set aside is of use.
+        # The weights come from the checkpoint too, so those that were set aside are obsolete.
         self._own_weights = self._open_epoch = None
 
     def _begin(self, values) -> None:
-        # From arrays: made from a TensorFlow variable, a Keras variable is that same variable.
+        # From arrays, since a Keras variable made from a TensorFlow variable would share its value.
         self._average = [keras.Variable(each, dtype="float32", trainable=False) for each in values]
         self._statistics = []
 
@@ -234,7 +247,7 @@ class WeightAveraging(keras.callbacks.Callback):
         if self.has_average:
             self._move(1 / (self.updates + 1))
         else:
-            self._begin(_values(self.model.trainable_variables))
+            self._begin(values_of(self.model.trainable_variables))
         self.updates += 1
 
     def _check_shapes(self) -> None:
@@ -247,15 +260,15 @@ class WeightAveraging(keras.callbacks.Callback):
             )
 
     def _put_in(self) -> bool:
-        """Swaps the average in; returns False where it is in already, or not yet there."""
+        """Puts the average into the model; returns False if it is in already, or not there yet."""
         if self._own_weights is not None or not self.has_average:
             return False
         if self.model is None:
             raise ValueError("No model; expected a call of set_model or fit before; received None")
         self._check_shapes()
-        self._own_weights = _values(self.model.weights)
+        self._own_weights = values_of(self.model.weights)
         try:
-            _assign(self.model.trainable_variables, _values(self._average))
+            assign_all(self.model.trainable_variables, values_of(self._average))
             self._put_statistics_in()
         except BaseException:
             self._put_back()
@@ -265,118 +278,16 @@ class WeightAveraging(keras.callbacks.Callback):
     def _put_statistics_in(self) -> None:
         if self.reestimate is None:
             return
-        variables = _statistics(batch_norm_layers(self.model))
+        variables = moving_statistics(batch_norm_layers(self.model))
         if not self._statistics:
             reestimate_batch_norm(self.model, self.reestimate, self.perturb)
-            self._statistics = _values(variables)
-        _assign(variables, self._statistics)
+            self._statistics = values_of(variables)
+        assign_all(variables, self._statistics)
 
     def _put_back(self) -> None:
         if self._own_weights is not None:
-            _assign(self.model.weights, self._own_weights)
+            assign_all(self.model.weights, self._own_weights)
         self._own_weights = None
-
-
-def reestimate_batch_norm(model, batches, perturb=None) -> None:
-    """Sets the moving statistics of batch norm to their mean over batches, whatever the momentum.
-
-    Every batch is passed through the model in training mode, and counts by its number of images;
-    the statistics are those of its batch, as a momentum of 0 leaves them. Everything else that such
-    a pass changes, such as the state of random layers, is put back.
-
-    Args:
-        model: any built `keras.Model`; layers that are not trainable keep their statistics.
-        batches: images, or tuples that begin with images and labels.
-        perturb: function (model, images, labels) -> images; it sees the statistics from before.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> from he_keras.callbacks.weight_averaging import reestimate_batch_norm
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization()])
-        >>> reestimate_batch_norm(model, [np.array([[1.0], [3.0]]), np.array([[5.0], [9.0]])])
-        >>> [round(float(each[0]), 3) for each in model.get_weights()[2:]]
-        [4.5, 2.5]
-    """
-    layers = batch_norm_layers(model)
-    statistics = _statistics(layers)
-    everything = model.non_trainable_variables
-    before, everything_before = _values(statistics), _values(everything)
-    totals, num_images = [np.zeros(each.shape) for each in before], 0
-    try:
-        for images, labels in map(_images_and_labels, batches):
-            if perturb is not None:
-                images = perturb(model, images, labels)
-            _pass_without_momentum(model, layers, images)
-            for total, of_batch in zip(totals, _values(statistics), strict=True):
-                total += len(images) * of_batch.astype(np.float64)
-            num_images += len(images)
-            _assign(statistics, before)
-    finally:
-        _assign(everything, everything_before)
-    if not num_images:
-        raise ValueError("No images for the batch-norm statistics; expected batches; received none")
-    _assign(statistics, [total / num_images for total in totals])
-
-
-def batch_norm_layers(model) -> list:
-    """Returns a model's batch-norm layers, at any depth."""
-    layers = [
-        each
-        for each in model._flatten_layers()
-        if isinstance(each, keras.layers.BatchNormalization)
-    ]
-    if any(getattr(each, "renorm", False) for each in layers):
-        raise ValueError(
-            "Batch renormalisation has more statistics than a mean and a variance; expected "
-            "layers with renorm=False; received renorm=True"
-        )
-    return layers
-
-
-def _pass_without_momentum(model, layers: list, images) -> None:
-    momenta = [layer.momentum for layer in layers]
-    try:
-        for layer in layers:
-            layer.momentum = 0.0
-        model(images, training=True)
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-
-
-def _statistics(layers: list) -> list:
-    return [each for layer in layers for each in (layer.moving_mean, layer.moving_variance)]
-
-
-def _images_and_labels(batch) -> tuple:
-    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
-    images = keras.ops.convert_to_tensor(parts[0], dtype="float32")
-    return images, parts[1] if len(parts) > 1 else None
-
-
-def _values(variables) -> list[np.ndarray]:
-    return [_copy(each) for each in variables]
-
-
-def _copy(variable) -> np.ndarray:
-    # Without the copy the array may be a view of memory that the next assignment overwrites.
-    return np.array(keras.ops.convert_to_numpy(variable.value), copy=True)
-
-
-def _assign(variables, values) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def _check_range(decay, start_epoch) -> None:
-    check_number("decay", decay, 0.0)
-    if decay >= 1:
-        raise ValueError(f"Invalid decay; expected a number in [0, 1); received decay={decay!r}")
-    is_integer = isinstance(start_epoch, (int, np.integer)) and not isinstance(start_epoch, bool)
-    if not is_integer or start_epoch < 0:
-        raise ValueError(
-            f"Invalid start_epoch; expected an integer >= 0; received start_epoch={start_epoch!r}"
-        )
 
 
 def _check_batches(reestimate, perturb) -> None:

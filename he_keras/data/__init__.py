@@ -1,4 +1,4 @@
-"""Data sets and input pipelines: `load` what is there, `train_pipeline`, `eval_pipeline`."""
+"""Data sets and their pipelines for training and evaluation."""
 
 from he_keras.data import corruptions
 from he_keras.data.datasets import ImageDataset, StreamingDataset

@@ -1,14 +1,15 @@
-"""Image augmentation as pure functions: what is random is drawn before, from stateless seeds.
+"""Image augmentation as pure functions, whose random numbers come from stateless seeds.
 
-* Crop and flip (CIFAR): pad 4 pixels of zeros on each side, cut out the original size at a random
-  place, mirror left to right with probability 1/2. A whole batch at once, on uint8.
-* Random resized crop (ImageNet), as torchvision defines it: up to ten tries of an area in
-  [0.08, 1] of the image's and a log-uniform aspect ratio in [3/4, 4/3], the first that fits; else
-  the largest centre crop within those ratios. Resized bilinearly with antialiasing.
-* Test images (ImageNet): the shorter side to 256, then the centre 224x224.
+* Crop and flip (CIFAR): 4 pixels of zeros are added on each side, the original size is cut out at a
+  random place, and the image is mirrored with probability 1/2. It works on whole uint8 batches.
+* Random resized crop (ImageNet), as torchvision defines it: up to ten boxes are drawn, each with an
+  area of 0.08 to 1 of the image's and a log-uniform aspect ratio in [3/4, 4/3]. The first box that
+  fits is cut out; if none fits, the largest centre crop within those ratios. It is resized
+  bilinearly with antialiasing.
+* Test images (ImageNet): the shorter side is resized to 256, and the centre of 224x224 is cut out.
 
-Deviation: torchvision on PIL images rounds to uint8 after each of the two passes of a resize,
-TensorFlow after both, which differs by a grey level or two.
+Deviation: for PIL images, torchvision rounds to uint8 after each of the two passes of a resize.
+TensorFlow rounds after both, which differs by a grey level or two.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TEST_RESIZE = 256.0 / 224.0
 
 
 def to_unit_float(images: tf.Tensor) -> tf.Tensor:
-    """Returns float32 images in [0, 1]: uint8 divided by 255, floating ones as they are."""
+    """Returns float32 images in [0, 1]. It divides uint8 by 255 and keeps floating values."""
     if images.dtype == tf.uint8:
         return tf.cast(images, tf.float32) / 255.0
     return tf.cast(images, tf.float32)
@@ -176,7 +177,7 @@ def resize_and_centre_crop(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor
 
 
 def _resize(image: tf.Tensor, size: tuple[int | tf.Tensor, int | tf.Tensor]) -> tf.Tensor:
-    """Resizes bilinearly with antialiasing, keeping the dtype (uint8 is rounded)."""
+    """Resizes bilinearly with antialiasing and keeps the dtype. uint8 is rounded."""
     resized = tf.image.resize(image, size, method="bilinear", antialias=True)
     if image.dtype == tf.uint8:
         resized = tf.cast(tf.clip_by_value(tf.round(resized), 0.0, 255.0), tf.uint8)

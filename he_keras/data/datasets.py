@@ -1,7 +1,7 @@
-"""The two kinds of dataset: in memory and streaming, and the checks that every image set passes.
+"""The two kinds of dataset, in memory and streaming, and the checks of images and labels.
 
-An `ImageDataset` cannot exist with images or labels that training or evaluation would misread:
-wrong rank, NaN, a range other than [0, 1] or uint8, labels that are not class numbers.
+An `ImageDataset` refuses images and labels that training or evaluation would misread: a wrong rank,
+NaN, a range other than [0, 1] or uint8, and labels that are not class numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from he_keras.arguments import check_positive_integer
 from he_keras.data import randomness, records
 
 RANGE_TOLERANCE = 1e-6
@@ -27,10 +28,10 @@ def check_images(images: npt.ArrayLike) -> np.ndarray:
             in [0, 1].
 
     Returns:
-        The images: uint8 as they came, floating ones as float32, clipped to [0, 1].
+        The images. uint8 stays as it is, and floating values become float32 in [0, 1].
 
     Raises:
-        ValueError: If rank, dtype or values are anything else.
+        ValueError: The rank, the dtype or the values are wrong.
     """
     images = np.asarray(images)
     if images.ndim != 4 or 0 in images.shape:
@@ -64,13 +65,13 @@ def check_labels(
     Args:
         labels: Integer array of shape (examples,) or (examples, 1).
         num_examples: Number of images they belong to.
-        num_classes: Number of classes, or None where it is not known.
+        num_classes: Number of classes, or None if it is not known.
 
     Returns:
         The labels, int64, of shape (examples,).
 
     Raises:
-        ValueError: If they are no such class numbers.
+        ValueError: They are no such class numbers.
     """
     labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -96,7 +97,7 @@ def check_labels(
 
 
 def check_class_names(class_names: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Returns one name per class: those given, or the class numbers if none are."""
+    """Returns one name per class: the given ones, or the class numbers if none are given."""
     names = tuple(str(name) for name in class_names) or tuple(map(str, range(num_classes)))
     if len(names) != num_classes:
         raise ValueError(
@@ -116,15 +117,6 @@ def check_indices(indices: npt.ArrayLike, num_examples: int) -> np.ndarray:
             f"0..{num_examples - 1}; received indices={indices!r}"
         )
     return indices.astype(np.int64)
-
-
-def check_count(name: str, value: Any) -> int:
-    """Returns `value` if it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(
-            f"{name} is not a positive integer; expected 1 or more; received {name}={value!r}"
-        )
-    return int(value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,12 +149,12 @@ class ImageDataset:
     class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        num_classes = check_count("num_classes", self.num_classes)
+        check_positive_integer("num_classes", self.num_classes)
         images = check_images(self.images)
-        labels = check_labels(self.labels, len(images), num_classes)
+        labels = check_labels(self.labels, len(images), self.num_classes)
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels)
-        names = check_class_names(self.class_names, num_classes)
+        names = check_class_names(self.class_names, self.num_classes)
         object.__setattr__(self, "class_names", names)
 
     def __len__(self) -> int:
@@ -181,8 +173,9 @@ class ImageDataset:
 
     def take(self, num_examples: int) -> ImageDataset:
         """Returns the first `num_examples` examples, or all if there are fewer."""
-        count = check_count("num_examples", num_examples)
-        return dataclasses.replace(self, images=self.images[:count], labels=self.labels[:count])
+        check_positive_integer("num_examples", num_examples)
+        images, labels = self.images[:num_examples], self.labels[:num_examples]
+        return dataclasses.replace(self, images=images, labels=labels)
 
     def as_float(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (float32 images in [0, 1], labels), as plain `model.fit` takes them."""
@@ -208,15 +201,15 @@ class ImageDataset:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamingDataset:
-    """Images that are read and decoded while they are used.
+    """Images that are read and decoded when they are used.
 
     Args:
         name: Name of the dataset.
         split: Name of the split.
-        source: Where encoded images come from (`he_keras.data.records`).
+        source: The source of the encoded images (`he_keras.data.records`).
         num_classes: Number of classes.
         class_names: One name per class. Defaults to the class numbers.
-        image_shape: (height, width, channels) of the images that the pipelines make of them.
+        image_shape: (height, width, channels) of the images that the pipelines deliver.
         indices: Positions in the source, ascending. Defaults to all.
     """
 
@@ -229,8 +222,8 @@ class StreamingDataset:
     indices: np.ndarray | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        num_classes = check_count("num_classes", self.num_classes)
-        names = check_class_names(self.class_names, num_classes)
+        check_positive_integer("num_classes", self.num_classes)
+        names = check_class_names(self.class_names, self.num_classes)
         object.__setattr__(self, "class_names", names)
 
     def __len__(self) -> int:
@@ -243,8 +236,8 @@ class StreamingDataset:
 
     def take(self, num_examples: int) -> StreamingDataset:
         """Returns the first `num_examples` examples, or all if there are fewer."""
-        count = check_count("num_examples", num_examples)
-        return dataclasses.replace(self, indices=self._positions()[:count])
+        check_positive_integer("num_examples", num_examples)
+        return dataclasses.replace(self, indices=self._positions()[:num_examples])
 
     def examples(
         self,
@@ -255,10 +248,10 @@ class StreamingDataset:
         """Returns a `tf.data.Dataset` of (uint8 image of any size, label).
 
         Args:
-            shuffle_seed: None for the order of storage, else the order is a function of
-                (shuffle_seed, epoch) alone.
+            shuffle_seed: None for the order of storage. Otherwise the order depends only on
+                (shuffle_seed, epoch).
             epoch: Number of the epoch, an integer or a scalar tensor.
-            first_example: Number of examples to leave out at the beginning, undecoded.
+            first_example: Number of examples to leave out at the beginning. They are not decoded.
 
         Returns:
             A `tf.data.Dataset`.

@@ -1,7 +1,7 @@
-"""What is known about the named datasets, in one table.
+"""The facts about the named datasets, in one table.
 
-Every other file reads class counts, shapes, split names and default augmentations from here. The
-class names of cifar100 and imagenet2012 are read from the prepared dataset, which stores them.
+All class counts, shapes, split names and default augmentations come from here. The class names of
+cifar100 and imagenet2012 come from the prepared dataset, which stores them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class DatasetFacts:
         num_classes: Number of classes.
         image_shape: (height, width, channels) as the pipelines deliver images.
         augmentation: Name of the usual training augmentation.
-        class_names: One name per class, or None where the prepared dataset has them.
+        class_names: One name per class, or None if the prepared dataset has them.
         test_split: The TFDS split that serves as the test set. ImageNet's test labels are not
-            public, so its 50,000 validation images are what everyone tests on.
+            public, so everyone tests on its 50,000 validation images.
     """
 
     num_classes: int

@@ -1,16 +1,19 @@
-"""`load`: one door to every data set, and `synthetic`: images for runs that need none.
+"""`load` reads every kind of data set, and `synthetic` makes images for runs without one.
 
-What `load` reads:
+`load` reads
 
-* `digits` (embedded in scikit-learn), and through TFDS `mnist`, `fashion_mnist`, `cifar10`,
-  `cifar100`, `imagenet2012` or whatever else is prepared as `<data_dir>/<name>/<version>/`;
+* `digits` (embedded in scikit-learn);
+* through TFDS, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `imagenet2012` and any other data
+  set that is prepared as `<data_dir>/<name>/<version>/`;
 * an .npz file with the arrays `images` and `labels`, or `x` and `y`, or the same with `_train`,
-  `_test`, `_validation` appended;
+  `_test` or `_validation` appended;
 * an image folder, `<root>/<split>/<class>/*.png|jpg|jpeg` or `<root>/<class>/*.png|jpg|jpeg`;
 * NumPy arrays (images, labels).
 
-Offline first: what is prepared is used without touching the network, and what is missing is an
-error that says where was looked and how to get it. Nothing here ever downloads.
+Arrays, and files and folders without splits, are one set, which `test_fraction` divides.
+
+Nothing here uses the network or downloads. If a data set is missing, the error says where it was
+looked for and how to get it.
 """
 
 from __future__ import annotations
@@ -18,19 +21,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from he_keras.data import datasets, sources
+from he_keras.arguments import check_positive_integer, suggestion, unknown_name
+from he_keras.data import datasets, sources, splits
 from he_keras.data.facts import FACTS
 
 DatasetSource = str | os.PathLike[str] | tuple[npt.ArrayLike, npt.ArrayLike]
-
-SPLITS = ("train", "test", "validation", "all")
-
-# Held-out examples are the same in every run, on every machine and for every training seed.
-_HOLD_OUT_SEED = 20200219
 
 
 class DatasetNotFoundError(FileNotFoundError, ValueError):
@@ -43,73 +43,46 @@ def load(
     data_dir: str | os.PathLike[str] | None = None,
     *,
     validation_examples: int = 0,
+    test_fraction: float = 0.0,
     num_classes: int | None = None,
 ) -> datasets.AnyDataset:
-    """Loads one split of a data set. Never downloads.
+    """Loads one split of a data set. It never downloads.
 
     Args:
         name_or_path: The name of a known data set (`he_keras.data.FACTS`), or of any other image
             classification data set that TFDS has prepared under `data_dir`; the path of a prepared
             TFDS folder, an .npz file (never unpickled) or an image folder; or a tuple of arrays
             (images, labels). A known name wins over a folder so named: write "./cifar10" for that.
-        split: "train", "test", "validation", or "all" (digits). A source that is one set (arrays,
-            .npz or image folder without splits) goes by any of these names. The test split of
-            imagenet2012 is its 50,000 public validation images.
-        data_dir: Folder of prepared TFDS data sets. Defaults to $TFDS_DATA_DIR, else
+        split: "train", "test", "validation", or "all" (digits, and sources that are one set). The
+            test split of imagenet2012 is its 50,000 public validation images.
+        data_dir: Folder of prepared TFDS data sets. Defaults to $TFDS_DATA_DIR, otherwise
             ~/tensorflow_datasets.
         validation_examples: With k > 0, the last k of a fixed permutation of the training examples
             are the split "validation", and "train" leaves them out. "test" is unaffected.
-        num_classes: Number of classes, for sources that do not say. Defaults to the largest label
-            plus one (arrays, .npz), or the number of class folders.
+        test_fraction: For a source that is one set, the share of examples that is "test", always
+            the same ones. The rest is "train". With 0 there is no "test".
+        num_classes: Number of classes, for sources that do not state it. Defaults to the largest
+            label plus one (arrays, .npz), or to the number of class folders.
 
     Returns:
         An `ImageDataset` (in memory), or a `StreamingDataset` for images larger than 64 pixels or
         of several sizes.
 
     Raises:
-        DatasetNotFoundError: If nothing is there (a `FileNotFoundError` and a `ValueError`).
-        ValueError: If an argument is illegal, or what is there is damaged or no data set.
+        DatasetNotFoundError: Nothing was found (a `FileNotFoundError` and a `ValueError`).
+        ValueError: An argument is illegal, or what was found is damaged or no data set.
 
     Example:
         >>> import he_keras as he
         >>> len(he.data.load("digits", "train")), len(he.data.load("digits", "test"))
         (1437, 360)
     """
-    _check_split(split, validation_examples)
-    hold_out = validation_examples > 0 and split in ("train", "validation")
-    dataset = _read(name_or_path, "train" if hold_out else split, data_dir, num_classes)
-    if not hold_out:
-        return dataset
-    indices = _hold_out_indices(len(dataset), validation_examples, split)
-    return dataclasses.replace(dataset.subset(indices), split=split)
-
-
-def _check_split(split: str, validation_examples: int) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"unknown split; expected one of {SPLITS}; received split={split!r}")
-    if (
-        isinstance(validation_examples, bool)
-        or not isinstance(validation_examples, (int, np.integer))
-        or validation_examples < 0
-        or (validation_examples and split == "all")
-    ):
-        raise ValueError(
-            "illegal number of held-out examples; expected 0 or more, and 0 with split='all'; "
-            f"received validation_examples={validation_examples!r}, split={split!r}"
-        )
-
-
-def _hold_out_indices(num_examples: int, validation_examples: int, split: str) -> np.ndarray:
-    """Returns the positions in train, ascending, that belong to "train" or "validation"."""
-    if validation_examples >= num_examples:
-        raise ValueError(
-            f"too many held-out examples; expected fewer than the {num_examples} training "
-            f"examples; received validation_examples={validation_examples}"
-        )
-    # RandomState, because NumPy guarantees that its stream never changes.
-    order = np.random.RandomState(_HOLD_OUT_SEED).permutation(num_examples)
-    train, validation = np.split(order, [num_examples - validation_examples])
-    return np.sort(train if split == "train" else validation)
+    splits.check(split, validation_examples, test_fraction)
+    is_held_out = validation_examples > 0 and split in ("train", "validation")
+    stored_split = "train" if is_held_out else split
+    dataset = _read(name_or_path, stored_split, data_dir, num_classes)
+    dataset = splits.chosen(dataset, stored_split, test_fraction)
+    return splits.hold_out(dataset, split, validation_examples) if is_held_out else dataset
 
 
 def _read(
@@ -118,14 +91,14 @@ def _read(
     data_dir: str | os.PathLike[str] | None,
     num_classes: int | None,
 ) -> datasets.AnyDataset:
-    """Dispatches on what `name_or_path` is."""
+    """Reads a name, a path or arrays. The split of a source that is one set is "all"."""
     if isinstance(name_or_path, tuple):
         if len(name_or_path) != 2:
             raise ValueError(
                 "arrays do not form a data set; expected a tuple (images, labels); received "
                 f"len(name_or_path)={len(name_or_path)}"
             )
-        return sources.from_arrays("arrays", split, *name_or_path, num_classes=num_classes)
+        return sources.from_arrays("arrays", "all", *name_or_path, num_classes=num_classes)
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(
             "unknown kind of data set; expected a name, a path or a tuple (images, labels); "
@@ -177,7 +150,7 @@ def _read_named(
         raise DatasetNotFoundError(_how_to_get(name, data_dir))
     dataset = sources.read_tfds(prepared, split, num_classes)
     if facts is not None and facts.class_names is not None:
-        # Not every version stores the names, and all must call a class the same.
+        # Not every version stores the names, and a class must have one name in all of them.
         dataset = dataclasses.replace(dataset, class_names=facts.class_names)
     return dataset
 
@@ -198,7 +171,7 @@ def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
         )
     return (
         f"{what}; expected {data_dir / name / '<version>'}/ with dataset_info.json, features.json "
-        f"and TFRecord files; received data_dir={str(data_dir)!r}\n"
+        f"and TFRecord files; received data_dir={str(data_dir)!r}{suggestion(name, FACTS)}\n"
         "Ways to get it:\n"
         f"  * on a machine with network access: tfds build {name} --data_dir={data_dir}{manual}; "
         f"then copy the folder {name} if that is another machine;\n"
@@ -238,16 +211,18 @@ def synthetic(
         (64, 32, 32, 3)
     """
     name, shape, known_classes, names = _facts_or_shape(name_or_shape)
-    wanted_classes = known_classes if num_classes is None else num_classes
-    classes = datasets.check_count("num_classes", wanted_classes)
+    classes: Any = known_classes if num_classes is None else num_classes
+    check_positive_integer("num_classes", classes)
+    check_positive_integer("num_examples", num_examples)
+    for size in shape:
+        check_positive_integer("name_or_shape", size)
+    height, width, channels = shape
     if classes != known_classes:
         names = ()
-    height, width, channels = (datasets.check_count("name_or_shape", size) for size in shape)
-    count = datasets.check_count("num_examples", num_examples)
 
     patterns = np.random.RandomState(0).randint(64, 192, (classes, 4, 4, channels))
     random = np.random.RandomState(seed)
-    labels = random.permutation(np.arange(count) % classes)
+    labels = random.permutation(np.arange(num_examples) % classes)
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
     images = patterns[labels][:, rows][:, :, columns]
     images = images + random.randint(-48, 49, images.shape)
@@ -261,9 +236,6 @@ def _facts_or_shape(
     if not isinstance(name_or_shape, str):
         return "synthetic", name_or_shape, None, ()
     if name_or_shape not in FACTS:
-        raise ValueError(
-            f"unknown data set; expected one of {tuple(FACTS)} or a shape; received "
-            f"name_or_shape={name_or_shape!r}"
-        )
+        raise unknown_name("data set", name_or_shape, (*FACTS, "(height, width, channels)"))
     facts = FACTS[name_or_shape]
     return name_or_shape, facts.image_shape, facts.num_classes, facts.class_names or ()

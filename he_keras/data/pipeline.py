@@ -1,9 +1,9 @@
-"""Pipelines from a dataset to float32 batches: training (shuffled, augmented) and evaluation.
+"""Pipelines from a dataset to float32 batches, for training (shuffled, augmented) and evaluation.
 
-The training stream is a pure function of (dataset, seed, epoch, position): no state is carried from
-one batch or epoch to the next, so a run that resumes in the middle sees the very tensors that an
-uninterrupted run would have seen. In-memory images are gathered, cropped and flipped a batch at a
-time on uint8, and become float32 last.
+The training stream is a pure function of (dataset, seed, epoch, position). No state passes from one
+batch or epoch to the next, so a run that resumes in the middle gets exactly the tensors of an
+uninterrupted run. Images in memory are gathered, cropped and flipped as whole uint8 batches, and
+converted to float32 last.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from he_keras.arguments import check_positive_integer, is_integer
 from he_keras.data import augmentation as augment
 from he_keras.data import randomness
-from he_keras.data.datasets import AnyDataset, ImageDataset, StreamingDataset, check_count
+from he_keras.data.datasets import AnyDataset, ImageDataset, StreamingDataset
 
 Example = tuple[tf.Tensor, tf.Tensor]
 MakeEpoch = Callable[[tf.Tensor], tf.data.Dataset]
@@ -39,7 +40,7 @@ def steps_per_epoch(dataset: AnyDataset, batch_size: int, drop_remainder: bool =
         >>> he.data.steps_per_epoch(he.data.load("digits", "test"), 100)
         4
     """
-    batch_size = check_count("batch_size", batch_size)
+    check_positive_integer("batch_size", batch_size)
     if not drop_remainder:
         return -(-len(dataset) // batch_size)
     if batch_size > len(dataset):
@@ -79,19 +80,19 @@ def train_pipeline(
     first_batch: int = 0,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Makes the training stream: the epochs `initial_epoch` to `epochs - 1`, one after the other.
+    """Returns the training stream: the epochs `initial_epoch` to `epochs - 1`, one after another.
 
-    Order and augmentation of an epoch depend on `seed` and the epoch's number only, so a stream
-    that starts at (initial_epoch, first_batch) yields what an uninterrupted one yields from there
-    on. By the same rule iterating twice repeats the stream: for `model.fit(..., epochs=E)` make one
-    stream of E epochs and pass `steps_per_epoch` too.
+    The order and the augmentation of an epoch depend only on `seed` and the epoch's number. So a
+    stream that starts at (initial_epoch, first_batch) continues as an uninterrupted one does. For
+    the same reason, iterating twice repeats the stream: for `model.fit(..., epochs=E)`, make one
+    stream of E epochs and also pass `steps_per_epoch`.
 
     Args:
         dataset: An `ImageDataset` or `StreamingDataset`.
-        batch_size: Examples in a batch. It does not influence what becomes of an example.
+        batch_size: Examples in a batch. The augmentation of an example does not depend on it.
         seed: Integer seed.
         augmentation: "none", "flip", "crop-flip" (in memory only) or "resized-crop-flip". Streamed
-            images are resized and centre-cropped where they are not cropped at random.
+            images that are not cropped at random are resized and centre-cropped.
         epochs: Number of the last epoch plus one.
         initial_epoch: Number of the first epoch.
         first_batch: First batch of the first epoch.
@@ -123,7 +124,7 @@ def train_pipeline(
 def eval_pipeline(
     dataset: AnyDataset, batch_size: int, *, limit: int | None = None
 ) -> tf.data.Dataset:
-    """Makes the evaluation stream: every example once, in order; the last batch may be smaller.
+    """Returns the evaluation stream: every example once, in order. The last batch may be smaller.
 
     Args:
         dataset: An `ImageDataset` or `StreamingDataset`. Streamed images are resized (shorter side
@@ -159,7 +160,7 @@ def eval_pipeline(
 def measure_throughput(
     pipeline: tf.data.Dataset, *, max_seconds: float = 2.0, warm_up_batches: int = 5
 ) -> float:
-    """Measures how many images per second a pipeline delivers when nothing else is done.
+    """Measures how many images per second a pipeline delivers if nothing else runs.
 
     Args:
         pipeline: A `tf.data.Dataset` of (images, labels).
@@ -201,9 +202,9 @@ def _check_augmentation(dataset: AnyDataset, augmentation: str) -> None:
 
 
 def _check_place(seed: int, epochs: int, initial_epoch: int, first_batch: int, steps: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ValueError(f"seed is not a number; expected an integer; received seed={seed!r}")
-    check_count("epochs", epochs)
+    if not is_integer(seed):
+        raise ValueError(f"Invalid seed; expected an integer; received seed={seed!r}")
+    check_positive_integer("epochs", epochs)
     if not 0 <= initial_epoch < epochs or not 0 <= first_batch < steps:
         raise ValueError(
             f"the stream would start outside itself; expected initial_epoch in 0..{epochs - 1} and "
@@ -293,9 +294,9 @@ def _as_floats(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _finish(stream: tf.data.Dataset) -> tf.data.Dataset:
-    """Adds what every pipeline ends with."""
+    """Adds prefetching and the options of every pipeline."""
     options = tf.data.Options()
     options.deterministic = True
-    # Sharding by files would look for files to share out among workers; most streams have none.
+    # Sharding by files would distribute files among workers, and most streams have no files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return stream.prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -1,8 +1,8 @@
-"""Stateless seeds: what is drawn depends on (seed, epoch, purpose) and on nothing else.
+"""Stateless seeds: random numbers depend only on (seed, epoch, purpose).
 
-`tf.data.Dataset.shuffle` mixes TensorFlow's global seed into its own and remembers how far it has
-come, so a resumed run cannot repeat it. The functions here keep no state. The algorithm is named
-because "auto" may choose another one on another device.
+`tf.data.Dataset.shuffle` combines its seed with TensorFlow's global seed and keeps a state, so a
+resumed run cannot repeat it. The functions here keep no state. The algorithm is named because
+"auto" may choose another one on another device.
 """
 
 from __future__ import annotations

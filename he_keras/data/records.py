@@ -1,9 +1,9 @@
 """Lazy sources of encoded images for datasets that do not fit in memory.
 
 A source has `num_examples` and `read(indices, shuffle_seed, epoch, first_example)`, which returns a
-`tf.data.Dataset` of (encoded image, label). Encoded, so that skipping to the middle of an epoch
-decodes nothing. `read` may be traced inside another dataset's function (with a symbolic epoch):
-whatever is large is made outside and captured by reference.
+`tf.data.Dataset` of (encoded image, label). The images are encoded, so skipping to the middle of an
+epoch decodes nothing. `read` may be traced inside another dataset's function, with a symbolic
+epoch. So large arrays are created outside of it and captured by reference.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from he_keras.data import randomness
 
-# Shards read side by side and examples shuffled together when a TFDS split is shuffled. With
-# ImageNet's 110 kB images a window takes about 225 MB.
+# How many shards are read side by side, and how many examples are shuffled together, if a TFDS
+# split is shuffled. With ImageNet's images of 110 kB a window takes about 225 MB.
 PARALLEL_SHARDS = 16
 SHUFFLE_WINDOW = 2048
 
@@ -46,7 +46,7 @@ def _outside(array: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
 
 
 class ImageFileRecords:
-    """PNG and JPEG files, shuffled as a whole.
+    """PNG and JPEG files. All of them are shuffled together.
 
     Args:
         paths: One path per example.
@@ -55,6 +55,7 @@ class ImageFileRecords:
 
     def __init__(self, paths: Sequence[pathlib.Path], labels: Sequence[int]) -> None:
         self.num_examples = len(paths)
+        self.labels = np.asarray(labels, np.int64)
         self._paths = _outside([str(path) for path in paths], tf.string)
         self._labels = _outside(labels, tf.int64)
 

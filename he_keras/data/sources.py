@@ -38,7 +38,7 @@ def from_arrays(
     num_classes: int | None = None,
     class_names: Sequence[str] = (),
 ) -> datasets.ImageDataset:
-    """Makes an `ImageDataset` of arrays, counting the classes if nobody says how many there are."""
+    """Returns an `ImageDataset` of arrays. Without `num_classes`, it counts the classes."""
     images = datasets.check_images(images)
     labels = datasets.check_labels(labels, len(images), num_classes)
     if num_classes is None:
@@ -49,10 +49,11 @@ def from_arrays(
 def read_digits(split: str) -> datasets.ImageDataset:
     """Reads the 1,797 handwritten digits (8x8, grey) that are embedded in scikit-learn.
 
-    Their 17 grey levels 0..16 become uint8 `(255 * level + 8) // 16`, i.e. level * 255 / 16 rounded
-    half up, which keeps the levels distinct and maps 0 to 0 and 16 to 255. The split is fixed and
-    stratified: permute with `RandomState(0)` (NumPy guarantees its stream), sort stably by class,
-    and every fifth example, the first included, is a test example: 1,437 and 360.
+    Their 17 grey levels 0..16 become uint8 values `(255 * level + 8) // 16`, which is level * 255 /
+    16 rounded half up. So the levels stay distinct, 0 stays 0, and 16 becomes 255. The split is
+    fixed and stratified: the examples are permuted by `RandomState(0)`, whose stream NumPy
+    guarantees, and sorted stably by class. Every fifth example, beginning with the first, is a test
+    example. That gives 1,437 training and 360 test examples.
     """
     import sklearn.datasets
 
@@ -81,21 +82,21 @@ def read_npz(
 ) -> datasets.ImageDataset:
     """Reads an .npz file.
 
-    Keys are `images` and `labels`, or `x` and `y`: the file is one set, whatever split it is asked
-    for. With `_train`, `_test` or `_validation` appended (`x_train`, `y_train`, ...), it holds
-    several and the split picks one. An optional `class_names` is an array of strings.
+    With the keys `images` and `labels`, or `x` and `y`, the file is one set, whose split is "all"
+    whatever `split` is. With `_train`, `_test` or `_validation` appended (`x_train`, `y_train`,
+    ...), the split chooses a pair. An optional `class_names` is an array of strings.
     """
     arrays = _load_npz(path)
     pairs = [
-        (images + suffix, labels + suffix)
+        (images + suffix, labels + suffix, found)
+        for suffix, found in ((f"_{split}", split), ("", "all"))
         for images, labels in _NPZ_KEYS
-        for suffix in ("", f"_{split}")
     ]
-    for images, labels in pairs:
+    for images, labels, found in pairs:
         if images in arrays and labels in arrays:
             return from_arrays(
                 path.stem,
-                split,
+                found,
                 arrays[images],
                 arrays[labels],
                 num_classes,
@@ -103,7 +104,7 @@ def read_npz(
             )
     raise ValueError(
         f"{path} has no images and labels for split {split!r}; expected one of the key pairs "
-        f"{pairs}; received keys={sorted(arrays)}"
+        f"{[keys[:2] for keys in pairs]}; received keys={sorted(arrays)}"
     )
 
 
@@ -149,7 +150,7 @@ def prepared_folder(folder: pathlib.Path) -> pathlib.Path | None:
 def read_tfds(
     folder: pathlib.Path, split: str, num_classes: int | None = None
 ) -> datasets.AnyDataset:
-    """Reads a split of a prepared TFDS folder: into memory if small, else as a stream.
+    """Reads a split of a prepared TFDS folder, into memory if it is small, otherwise as a stream.
 
     Args:
         folder: A version folder.
@@ -195,7 +196,7 @@ def _tfds_info(folder: pathlib.Path) -> Any:
     try:
         info = tfds.builder_from_directory(str(folder)).info
         file_format = info.file_format.value
-    except Exception as error:  # TFDS raises whatever its JSON and protobuf readers raise.
+    except Exception as error:  # The JSON and protobuf readers of TFDS raise many kinds.
         raise ValueError(
             f"{folder} cannot be read by TFDS; expected an undamaged dataset_info.json and "
             f"features.json; received folder={str(folder)!r} ({error})"
@@ -275,11 +276,11 @@ def _read_into_memory(
 def read_image_folder(
     root: pathlib.Path, split: str, num_classes: int | None = None
 ) -> datasets.AnyDataset:
-    """Reads `<root>/<split>/<class>/*.png|jpg|jpeg`, or `<root>/<class>/...` as one set.
+    """Reads `<root>/<split>/<class>/*.png|jpg|jpeg`, or `<root>/<class>/...` as one set, "all".
 
-    Classes are numbered in alphabetical order of their folders, over all splits of the root, so
-    that a split without some class keeps the numbering. Into memory if all images have the same
-    size, at most 64 pixels, else as a stream (three channels). Alpha channels are dropped.
+    Classes are numbered in alphabetical order of their folders, over all splits of the root. So a
+    split without some class keeps the numbering. Images are read into memory if all have the same
+    size of at most 64 pixels, otherwise as a stream with three channels. Alpha is dropped.
     """
     split_folders = [
         root / name for names in _SPLIT_FOLDERS.values() for name in names if (root / name).is_dir()
@@ -294,6 +295,8 @@ def read_image_folder(
                 f"{[path.name for path in split_folders]}; received split={split!r}"
             )
         folder = found[0]
+    else:
+        split = "all"
     class_names = sorted({path.name for top in split_folders or [root] for path in _folders(top)})
     paths, labels = _list_images(folder, class_names)
     classes = len(class_names) if num_classes is None else num_classes
@@ -340,7 +343,7 @@ def _list_images(
 
 
 def _small_images(paths: list[pathlib.Path], source: records.ImageFileRecords) -> np.ndarray | None:
-    """Decodes all images if they have one small size; None at the first that has not."""
+    """Decodes all images if they have one small size. Otherwise returns None."""
     stream = source.read(np.arange(len(paths))).map(
         lambda encoded, label: records.decode(encoded, 0),
         num_parallel_calls=tf.data.AUTOTUNE,

@@ -1,32 +1,54 @@
-"""What Keras 3.15 does wrong with several replicas, repaired. Everything of the kind is here.
+"""What Keras does wrong with several replicas, repaired. Everything of the kind is here.
 
-Each entry ends with the test in tests/test_distribution_keras.py or tests/test_multi_worker.py that
-fails once Keras does it right, so that the repair can go.
+All of it was seen with Keras 3.12 to 3.15.1, the versions that are tested. Each entry names the
+test that fails once Keras does it right (`make test-newest` tells): then the repair can go. The
+tests are in tests/distribution/test_distribution_keras.py and test_multi_worker.py.
 
-* `fit` averages the first batch over the replicas, only to learn its shapes: it fails if their
+* `fit` averages the first batch over the replicas, only to learn its shapes. It fails if their
   shares differ in size, and always with several workers. `Repaired` takes one replica's share.
   (test_first_batch_is_averaged, test_plain_keras_cannot_average_the_first_batch)
 * With several workers it averages scalar logs along an axis that they do not have. `step_logs` adds
   that axis. (test_plain_keras_cannot_average_scalar_logs)
 * The logs of a step are the plain mean of what each replica would report, whatever its share of
   the batch. `metric_results` reports the metrics of the whole batch. (test_step_logs_are_a_mean)
-* Loss scaling skips a step by what it finds on the first replica alone, before gradients are
-  summed: an overflow on another one would reach the weights. `share_overflow` tells them all.
+* Loss scaling looks for an overflow on the first replica alone, before gradients are summed: one on
+  another replica would reach the weights. `share_overflow` tells them all.
   (test_an_overflow_is_seen_on_the_first_replica_only)
-* Gradient accumulation branches inside a replica, where nothing may be summed: the step cannot be
-  compiled. `apply` branches outside. (test_accumulation_cannot_be_compiled)
-* Gradients are clipped before they are summed, each replica's share by itself: `check_compile`
-  refuses clipping. (test_clipping_is_of_a_share)
-* Several steps per execution, and XLA, fail on more than one replica. `check_compile` says so.
-  (test_several_steps_per_execution_fail, test_xla_fails)
+* `check_compile` refuses what cannot run on more than one replica. Gradient accumulation, and
+  weights that are overwritten by their average now and then, branch inside a replica, where nothing
+  may be summed. (test_accumulation_cannot_be_compiled,
+  test_overwriting_by_the_average_cannot_be_compiled) Gradients are clipped before they are summed,
+  each replica's share by itself. (test_clipping_is_of_a_share) Several steps per execution, and
+  XLA, fail. (test_several_steps_per_execution_fail, test_xla_fails)
+
+One entry holds for any number of replicas: Keras compiles a whole step by XLA, which drops the
+assertions in it. `Repaired.under_xla` compiles what comes after them. (test_xla_drops_assertions)
 """
+
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from he_keras.distribution import replicas, workers
 
-_CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
+_CLIPS_SHARES = "Keras clips each replica's share of the gradient, not their sum,"
+#: Settings that need a single replica: what does not work, and what to set with several replicas.
+_SINGLE_REPLICA = {
+    "steps_per_execution": ("Keras cannot run several steps per execution", "1"),
+    "jit_compile": ("XLA cannot compile a step", "False"),
+    "clipnorm": (_CLIPS_SHARES, "None"),
+    "global_clipnorm": (_CLIPS_SHARES, "None"),
+    "clipvalue": (_CLIPS_SHARES, "None"),
+    "gradient_accumulation_steps": (
+        "Keras cannot accumulate gradients",
+        "None: a larger batch, which the replicas share, gives the same update",
+    ),
+    "ema_overwrite_frequency": (
+        "Keras cannot overwrite weights by their average",
+        "None: he_keras.callbacks.WeightAveraging validates and saves the average",
+    ),
+}
 
 
 class Repaired(keras.Model):
@@ -37,6 +59,18 @@ class Repaired(keras.Model):
         if iterator is not None and strategy.num_replicas_in_sync > 1:
             data_batch, iterator = _one_share(iterator, strategy), None
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+
+    def _make_function(self, step_function):
+        jit_compile, self.jit_compile = self.jit_compile, False
+        try:
+            return super()._make_function(step_function)
+        finally:
+            self.jit_compile = jit_compile
+
+    def under_xla(self, step: Callable) -> Callable:
+        """Returns what a step does once its batch has been checked, under XLA where asked for."""
+        is_wanted = self.jit_compile and not tf.executing_eagerly()
+        return tf.function(step, jit_compile=True, autograph=False) if is_wanted else step
 
 
 def _one_share(iterator, strategy):
@@ -49,83 +83,36 @@ def _one_share(iterator, strategy):
 
 def check_compile(strategy, jit_compile, steps_per_execution: int, optimizer) -> None:
     """Raises a ValueError for what cannot run on more than one replica."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    clipping = {name: getattr(inner, name, None) for name in _CLIPPING}
-    accumulates = getattr(inner, "gradient_accumulation_steps", None)
     if strategy.num_replicas_in_sync == 1:
         return
-    if steps_per_execution != 1:
-        raise ValueError(
-            "Keras cannot run several steps per execution on more than one replica; expected "
-            f"steps_per_execution=1; received steps_per_execution={steps_per_execution}"
-        )
-    if jit_compile is True:
-        raise ValueError(
-            "XLA cannot compile a step over more than one replica; expected jit_compile=False; "
-            "received jit_compile=True"
-        )
-    if any(each is not None for each in clipping.values()):
-        raise ValueError(
-            "Keras would clip each replica's share of the gradient, not their sum; expected no "
-            f"clipping on more than one replica; received {clipping}"
-        )
-    if accumulates and inner is not optimizer:
-        raise ValueError(
-            "Keras cannot accumulate scaled gradients on more than one replica; expected an "
-            "optimizer without loss scaling (mixed_bfloat16 needs none); received "
-            f"gradient_accumulation_steps={accumulates} within {type(optimizer).__name__}"
-        )
-
-
-def apply(optimizer, gradients: list, variables: list) -> None:
-    """Applies the replicas' gradients, as `optimizer.apply` does."""
-    if replicas.count() == 1 or not getattr(optimizer, "gradient_accumulation_steps", None):
-        optimizer.apply(gradients, variables)
-        return
-    pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
-    context = tf.distribute.get_replica_context()
-    context.merge_call(
-        lambda strategy, *summands: _accumulate(
-            strategy, optimizer, summands, [variable for _, variable in pairs]
-        ),
-        args=[gradient for gradient, _ in pairs],
-    )
-    optimizer._iterations.assign_add(1)
-
-
-def _accumulate(strategy, optimizer, gradients, variables: list) -> None:
-    """Adds the sum over all replicas to the accumulators, and updates the weights if it is time."""
-    per_update = optimizer.gradient_accumulation_steps
-    accumulators = [
-        optimizer._accumulated_gradients[optimizer._get_variable_index(variable)].value
-        for variable in variables
-    ]
-    sums = strategy.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM, list(zip(gradients, accumulators, strict=True))
-    )
-    for accumulator, summed in zip(accumulators, sums, strict=True):
-        _update(strategy, accumulator, lambda held, new: held.assign_add(new), summed)
-
-    def update():
-        optimizer._apply_weight_decay(variables)
-        rate = optimizer.learning_rate
-        for variable, accumulator in zip(variables, accumulators, strict=True):
-            _update(
-                strategy,
-                variable.value,
-                lambda weight, held: optimizer.update_step(held / per_update, weight, rate),
-                accumulator,
+    if isinstance(optimizer, dict):
+        optimizer = keras.optimizers.get(optimizer)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    given = {
+        "steps_per_execution": None if steps_per_execution == 1 else steps_per_execution,
+        "jit_compile": True if jit_compile is True else None,
+    }
+    for setting, (fault, remedy) in _SINGLE_REPLICA.items():
+        received = given.get(setting, getattr(inner, setting, None))
+        if received is not None:
+            raise ValueError(
+                f"{fault} on more than one replica; expected {setting}={remedy}; "
+                f"received {setting}={received}"
             )
-            _update(strategy, accumulator, lambda held: held.assign(tf.zeros_like(held)))
-        return tf.constant(0)
-
-    is_due = (tf.convert_to_tensor(optimizer._iterations) + 1) % per_update == 0
-    tf.cond(is_due, update, lambda: tf.constant(0))
 
 
-def _update(strategy, variable, change, *values) -> None:
-    """Changes each replica's copy of a variable."""
-    strategy.extended.update(variable, change, args=values, group=False)
+def batches(optimizer):
+    """Batches trained on, which gradient accumulation makes several of an update.
+
+    Batches that loss scaling skipped are not counted. Keras's public count is that of updates.
+    """
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def schedule_step(optimizer):
+    """The step that the schedules of an objective are read at: the first batch of an update."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner.iterations * (inner.gradient_accumulation_steps or 1)
 
 
 def metric_results(model) -> dict:

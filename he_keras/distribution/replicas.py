@@ -3,6 +3,7 @@
 The functions are called inside the step, where TensorFlow knows the strategy.
 """
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -24,6 +25,33 @@ def total(values):
     # The reduction asks for the device of each value, which one read from a variable may not have.
     placed = tf.nest.map_structure(tf.identity, values)
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
+
+
+def own_variable(initial, name: str, shape=None) -> tf.Variable:
+    """Makes a variable of which each replica has a copy of its own; no optimizer trains it.
+
+    Args:
+        initial: first value.
+        name: name of the variable.
+        shape: shape with None for axes that may change; None for the shape of the first value.
+    """
+    # Outside any graph, where a model that builds itself in its first step would put it.
+    with tf.init_scope():
+        # TensorFlow 2.21 crashes where workers hand on an empty array of NumPy.
+        first = tf.zeros(initial.shape, initial.dtype) if np.size(initial) == 0 else initial
+        return tf.Variable(
+            first,
+            shape=shape,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            name=name,
+        )
+
+
+def copies(variable: tf.Variable) -> tuple:
+    """Returns the copies of an `own_variable` on the replicas of this process."""
+    return tf.distribute.get_strategy().experimental_local_results(variable)
 
 
 def share_statistics(network, num_examples) -> None:

@@ -117,6 +117,20 @@ def check_same(strategy: tf.distribute.Strategy, mine: bytes, what: str, remedy:
         )
 
 
+def leave_together(strategy: tf.distribute.Strategy) -> None:
+    """Returns when every process has come to this point, so that none leaves while it is needed.
+
+    A process has its sum before the others have fetched theirs from it. If it then ended, theirs
+    would fail. So the first sum says that all have arrived, and the second one that all know it.
+    Whoever sees the second one fail knows that, too: only a process that has its own can be gone.
+    """
+    if count(strategy) == 1:
+        return
+    total(strategy, [1])
+    with contextlib.suppress(*_LOST):
+        total(strategy, [1])
+
+
 @contextlib.contextmanager
 def explained_loss(strategy: tf.distribute.Strategy, remedy: str) -> Iterator[None]:
     """Turns what TensorFlow says when another process ends into a `WorkerLostError`."""

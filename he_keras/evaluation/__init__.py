@@ -1,17 +1,16 @@
 """Robustness evaluation."""
 
-from he_keras.evaluation.attack_runs import AttackRow
-from he_keras.evaluation.check import Check
+from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
+from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.comparison import compare, write_comparison_html
 from he_keras.evaluation.corruption_benchmark import CorruptionReport, evaluate_corruptions
 from he_keras.evaluation.plots import plot_accuracies
-from he_keras.evaluation.preflight import preflight
 from he_keras.evaluation.report import write_html
-from he_keras.evaluation.report_data import RobustnessReport
+from he_keras.evaluation.report.robustness_report import RobustnessReport
 from he_keras.evaluation.robustness import evaluate_robustness
-from he_keras.evaluation.sanity import epsilon_curve, sanity_checks
+from he_keras.evaluation.run.attack_runs import AttackRow
+from he_keras.evaluation.run.verification import Verification, verify
 from he_keras.evaluation.transfer_matrix import TransferMatrix, transfer_matrix, write_transfer
-from he_keras.evaluation.verification import Verification, verify
 
 __all__ = [
     "AttackRow",

@@ -1,8 +1,8 @@
 """Compares evaluations of several models on the same examples, example by example.
 
-Two accuracies with overlapping intervals may differ for certain: the models saw the same examples,
-and only those count on which they disagree. McNemar's test asks how likely so uneven a split of the
-disagreements is if neither model were better.
+Two accuracies with overlapping intervals may still differ for certain. The models saw the same
+examples, and only those count on which they disagree. McNemar's test asks how likely so uneven a
+split of the disagreements would be if neither model were better.
 
 Paper: McNemar, "Note on the sampling error of the difference between correlated proportions or
 percentages", Psychometrika 12 (1947); here the exact binomial form.
@@ -13,17 +13,22 @@ import pathlib
 
 import numpy as np
 
-from he_keras.atomic_files import replacing, write_json
-from he_keras.evaluation.report_page.comparison_page import comparison_page
-from he_keras.evaluation.report_page.paired_runs import (
+from he_keras.evaluation.report.comparison_page import comparison_page
+from he_keras.evaluation.report.paired_runs import (
     CLEAN,
     WORST_CASE,
     ComparedRun,
     Comparison,
     PairedCounts,
 )
-from he_keras.evaluation.report_page.source import ReportSource, read_report
+from he_keras.evaluation.report.stored_report import StoredReport, read_report
+from he_keras.evaluation.run.examples import PREFIX
+from he_keras.evaluation.statistics import mcnemar_p_value
+from he_keras.files import replacing, write_json
 
+_UNKNOWN_DATA = (
+    "Not every report says which images it is about, so it is not certain that they are the same."
+)
 # Settings that change what an attack costs and not what it is.
 _NEUTRAL_SETTINGS = frozenset({"batch_size", "name", "threat"})
 
@@ -63,6 +68,8 @@ def compare(folders) -> Comparison:
         criteria, pair_notes = _shared_criteria(first, second)
         pairs += [_paired_counts(first, second, criterion) for criterion in criteria]
         notes += pair_notes
+    if not all(map(_data_digest, sources)):
+        notes.append(_UNKNOWN_DATA)
     return Comparison(runs, tuple(pairs), tuple(notes))
 
 
@@ -90,35 +97,13 @@ def write_comparison_html(folders, path) -> pathlib.Path:
     return path
 
 
-def mcnemar_p_value(only_first: int, only_second: int) -> float:
-    """McNemar's exact two-sided p-value: is so uneven a split of the disagreements chance?
-
-    Computed with whole numbers, so it is exact up to the last division.
-
-    Args:
-        only_first: examples that only the first model classifies correctly.
-        only_second: examples that only the second does.
-
-    Example:
-        >>> from he_keras.evaluation.comparison import mcnemar_p_value
-        >>> mcnemar_p_value(0, 5), mcnemar_p_value(3, 3)
-        (0.0625, 1.0)
-    """
-    size = only_first + only_second
-    term = tail = 1
-    for k in range(1, min(only_first, only_second) + 1):
-        term = term * (size - k + 1) // k
-        tail += term
-    return min(1.0, 2 * tail / 2**size)
-
-
 def _letter(number: int) -> str:
     """A, B, ..., Z, A1, B1, ..."""
     lap, rest = divmod(number, 26)
     return chr(ord("A") + rest) + (str(lap) if lap else "")
 
 
-def _check_same_examples(first: ReportSource, other: ReportSource) -> None:
+def _check_same_examples(first: StoredReport, other: StoredReport) -> None:
     def refuse(what: str, expected, received) -> None:
         raise ValueError(
             f"Runs that cannot be compared: different {what}; expected {expected}, as in "
@@ -140,16 +125,25 @@ def _check_same_examples(first: ReportSource, other: ReportSource) -> None:
             f"label {labels[0][where]} at position {where}",
             f"label {labels[1][where]}",
         )
+    data = [_data_digest(source) for source in (first, other)]
+    if all(data) and data[0] != data[1]:
+        refuse("images with equal labels", f"data {data[0]:.19}", f"data {data[1]:.19}")
 
 
-def _threat(source: ReportSource) -> dict:
-    """What two threat models must agree on, free of differences in how numbers are written."""
+def _threat(source: StoredReport) -> dict:
+    """Returns what two threat models must agree on, however their numbers are written."""
     threat = source.report["threat"]
     bounds = [float(bound) for bound in threat.get("bounds") or ()]
     return {"norm": threat.get("norm"), "epsilon": threat.get("epsilon"), "bounds": bounds}
 
 
-def _holds(source: ReportSource) -> dict[str, np.ndarray]:
+def _data_digest(source: StoredReport) -> str | None:
+    """The digest of images and labels; None where it was not recorded, or depended on batches."""
+    digest = str((source.report.get("settings") or {}).get("data"))
+    return digest if digest.startswith(PREFIX) else None
+
+
+def _holds(source: StoredReport) -> dict[str, np.ndarray]:
     arrays = source.per_example
     holds = {CLEAN: arrays["clean"].astype(bool), WORST_CASE: arrays["broken_by"] == -1}
     for attack in source.report["attacks"]:

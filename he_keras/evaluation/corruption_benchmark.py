@@ -25,13 +25,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from he_keras.arguments import check_positive_integer
 from he_keras.attacks import Victim
-from he_keras.attacks.attack import is_wrong
-from he_keras.attacks.checks import check_class_numbers, check_positive_integer
+from he_keras.attacks.framework.result import is_wrong
+from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.data import corruptions as corruption_set
 from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
-from he_keras.evaluation.examples import Examples
-from he_keras.threat import ThreatModel
+from he_keras.evaluation.run.examples import Examples
+from he_keras.evaluation.run.fingerprint import brief, model_facts
+from he_keras.threat import UNIT_BOUNDS, ThreatModel, bounds_of, from_unit
 
 #: AlexNet's mean errors on ImageNet-C over the severities (the paper's code): divisors of the mCE.
 ALEXNET_ERRORS = {
@@ -69,6 +71,8 @@ class CorruptionReport:
         clean_accuracy: share of the uncorrupted images classified correctly, where they were given.
         seed: seed of the generated corruptions.
         baseline_errors: mean errors of the baseline, for the mCE.
+        model: facts of the model.
+        bounds: smallest and largest pixel value of the images that the model took.
     """
 
     source: str
@@ -78,6 +82,8 @@ class CorruptionReport:
     clean_accuracy: float | None = None
     seed: int = 0
     baseline_errors: dict[str, float] | None = None
+    model: dict | None = None
+    bounds: tuple[float, float] = UNIT_BOUNDS
 
     @property
     def is_complete(self) -> bool:
@@ -89,8 +95,8 @@ class CorruptionReport:
     def mean_corruption_accuracy(self) -> float | None:
         """The HE paper's mCA: the plain mean over fifteen corruptions and five severities.
 
-        Noise is included, although the paper's Table 5 leaves its columns out. Of an incomplete
-        evaluation it is the mean over what there is of the fifteen, which is no mCA.
+        Noise is included, which the paper's Table 5 leaves out. Of an incomplete evaluation it is
+        the mean over what there is, which is no mCA.
         """
         return self._mean_over(corruption_set.CORRUPTIONS)
 
@@ -102,13 +108,11 @@ class CorruptionReport:
     @property
     def mean_corruption_error(self) -> float | None:
         """The mCE: for each of the fifteen its error over the baseline's, then the mean."""
-        if self.baseline_errors is None:
+        baseline = self.baseline_errors
+        if baseline is None:
             return None
-        ratios = [
-            (1.0 - float(np.mean(self.accuracy[name]))) / self.baseline_errors[name]
-            for name in corruption_set.CORRUPTIONS
-            if name in self.accuracy
-        ]
+        names = [name for name in corruption_set.CORRUPTIONS if name in self.accuracy]
+        ratios = [(1.0 - float(np.mean(self.accuracy[name]))) / baseline[name] for name in names]
         return float(np.mean(ratios)) if ratios else None
 
     def _mean_over(self, names: Sequence[str]) -> float | None:
@@ -127,13 +131,17 @@ class CorruptionReport:
             "mean_extra_accuracy": self.mean_extra_accuracy,
             "mean_corruption_error": self.mean_corruption_error,
             "seed": self.seed,
+            "model": self.model,
+            "bounds": list(self.bounds),
             "accuracy": {name: list(row) for name, row in self.accuracy.items()},
         }
 
     def table(self) -> str:
         """Returns the report as a text table."""
         header = "".join(f"{severity:>9}" for severity in self.severities)
-        lines = [f"{'corruption':<20}{header}{'mean':>9}"]
+        low, high = self.bounds
+        lines = [f"Accuracy by severity; no adversary, pixels {low:g} to {high:g}"]
+        lines += [f"{'corruption':<20}{header}{'mean':>9}"]
         for name, row in self.accuracy.items():
             cells = "".join(f"{value:>9.2%}" for value in (*row, float(np.mean(row))))
             lines.append(f"{name:<20}{cells}")
@@ -164,29 +172,30 @@ def evaluate_corruptions(
     data_dir: str | os.PathLike[str] | None = None,
     baseline_errors: Mapping[str, float | Sequence[float]] | None = None,
     show_progress: bool = False,
+    bounds: tuple[float, float] | None = None,
 ) -> CorruptionReport:
     """Measures accuracy under every corruption at every severity; see the file's example.
 
     Args:
-        model: a `keras.Model` or a callable from images in [0, 1] to logits; NaN counts as wrong.
+        model: a `keras.Model` or a callable from images to logits; NaN counts as wrong.
         examples: (images, labels), a data set of `he_keras.data`, or a `tf.data.Dataset` of such
-            batches; images in [0, 1], or an array of uint8. Files have images of their own: with
-            them, examples are for the clean accuracy only.
+            batches; images in [0, 1], or an array of uint8. Files have images of their own; beside
+            them, the examples only give the clean accuracy.
         corruptions: names. Defaults to the fifteen and the four extra ones.
         severities: some of 1 to 5.
-        source: "generated"; the folder of the published .npy files; or "tfds", the prepared data
-            set cifar10_corrupted.
+        source: "generated", the folder of the published .npy files, or "tfds": cifar10_corrupted.
         batch_size: examples per compiled call.
         num_examples: how many of each set, from the first on; None for all.
         seed: seed of the generated corruptions.
         frost_dir: folder of pictures for the generated frost.
         data_dir: folder of prepared TFDS data sets.
-        baseline_errors: for the mCE, a baseline's errors for each corruption: one number (the mean
-            over five severities, as in `ALEXNET_ERRORS`) or one for each severity.
+        baseline_errors: a baseline's, for the mCE: `ALEXNET_ERRORS`, or one for each severity.
         show_progress: show a progress bar.
+        bounds: of the images that the model takes; default: what it was trained on, else [0, 1].
     """
     keys = _check_chosen(corruptions, severities)
-    _check_counts(batch_size, num_examples)
+    check_positive_integer("batch_size", batch_size)
+    check_positive_integer("num_examples", 1 if num_examples is None else num_examples)
     baseline = _mean_errors(baseline_errors, keys)
     checked = None if examples is None else _examples(examples, batch_size)
     if isinstance(source, str) and source == "generated":
@@ -196,8 +205,10 @@ def evaluate_corruptions(
         files = _open_files(source, keys, data_dir)
         batches = _stored(files, keys, checked, num_examples, batch_size)
         text = files.description
-    counts = _count(model, batches, show_progress)
-    return _report(counts, keys, source=text, seed=int(seed), baseline_errors=baseline)
+    bounds = bounds_of(model, bounds)
+    counts = _count(model, bounds, batches, show_progress)
+    facts = {"bounds": bounds, "seed": int(seed), "model": brief(model_facts(model))}
+    return _report(counts, keys, source=text, baseline_errors=baseline, **facts)
 
 
 def _report(counts: dict, keys: list[Key], **facts) -> CorruptionReport:
@@ -238,12 +249,6 @@ def _check_chosen(names, severities) -> list[Key]:
     return [(name, int(severity)) for name in names for severity in severities]
 
 
-def _check_counts(batch_size, num_examples) -> None:
-    check_positive_integer("batch_size", batch_size)
-    if num_examples is not None:
-        check_positive_integer("num_examples", num_examples)
-
-
 def _mean_errors(baseline, keys: list[Key]) -> dict[str, float] | None:
     """Returns the baseline's mean error for each of the evaluated corruptions among the fifteen."""
     if baseline is None:
@@ -272,7 +277,6 @@ def _examples(examples, batch_size: int) -> Examples:
         if images.dtype == np.uint8:
             images = images.astype(np.float32) / np.float32(255.0)
         examples = (images, labels)
-    # Only its bounds count here.
     return Examples(ThreatModel(), examples, batch_size)
 
 
@@ -297,8 +301,7 @@ def _generated(
     """Returns the batches: each as it is, then with every corruption."""
     if examples is None:
         raise ValueError("No examples; expected examples to corrupt; received examples=None")
-    # Images that cannot be corrupted, a wrong seed or frost picture show here, before the model is
-    # called.
+    # If the images cannot be corrupted, or seed or frost pictures are wrong, this fails at once.
     for images, _ in examples:
         for name, severity in corrupt.keys:
             corrupt(_as_uint8(images[:1]), name, severity, np.zeros(1, int))
@@ -355,7 +358,7 @@ def _stored(
             yield (name, severity), np.asarray(images[rows]), labels[rows]
 
 
-def _count(model, batches: Iterator[_Batch], show_progress: bool) -> dict[Key, tuple[int, int]]:
+def _count(model, bounds, batches, show_progress: bool) -> dict[Key, tuple[int, int]]:
     """Returns how many images of each set were right, and how many there were."""
     victim, predict, num_classes = Victim(model), None, 0
     counts: dict[Key, tuple[int, int]] = {}
@@ -363,7 +366,7 @@ def _count(model, batches: Iterator[_Batch], show_progress: bool) -> dict[Key, t
     for key, images, labels in batches:
         if images.dtype == np.uint8:
             images = images.astype(np.float32) / np.float32(255.0)
-        images = images.astype(np.float32, copy=False)
+        images = from_unit(images.astype(np.float32, copy=False), bounds)
         if predict is None:
             num_classes = victim.logits(tf.constant(images[:1])).shape[-1]
             predict = _compiled(victim, images.shape[1:])
@@ -371,11 +374,9 @@ def _count(model, batches: Iterator[_Batch], show_progress: bool) -> dict[Key, t
         correct = predict(tf.constant(images), tf.constant(labels, tf.int32)).numpy()
         right, total = counts.get(key, (0, 0))
         counts[key] = right + int(correct.sum()), total + len(labels)
-        if bar is not None:
-            bar.set_postfix_str(" ".join(map(str, key)), refresh=False)
-            bar.update(len(labels))
-    if bar is not None:
-        bar.close()
+        bar.set_postfix_str(" ".join(map(str, key)), refresh=False)
+        bar.update(len(labels))
+    bar.close()
     if not counts:
         raise ValueError("No examples; expected at least one; received 0")
     return counts
@@ -392,8 +393,7 @@ def _compiled(victim: Victim, image_shape):
 
 
 def _progress_bar(show: bool):
-    if not show:
-        return None
     from tqdm import tqdm
 
-    return tqdm(desc="corruptions", unit="image", dynamic_ncols=True, mininterval=1.0)
+    options = {"dynamic_ncols": True, "mininterval": 1.0, "disable": not show}
+    return tqdm(desc="corruptions", unit="image", **options)

@@ -1,7 +1,7 @@
 """The papers' evaluation settings, table by table; `docs/protocols.md` compares text and code.
 
-A protocol is there to put a number beside a printed one, not to find out how robust a model is: the
-HE paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial images.
+A protocol puts a number beside a printed one. It does not find out how robust a model is: the HE
+paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial images.
 Settings that the sources leave open are chosen here, and each protocol's note says which.
 """
 
@@ -31,12 +31,12 @@ class Protocol:
     """The evaluation settings of one table of a paper.
 
     Attributes:
-        name: as `get` takes it.
+        name: its name for `get`.
         text: one or two sentences for the headline of a report.
         threat: the threat model.
         attacks: the attacks, with all their settings.
         note: what the sources leave open and what was chosen, and what differs from them.
-        mode: for `evaluate_robustness`: tables print every attack by itself.
+        mode: for `evaluate_robustness`; tables print every attack by itself, so it is "individual".
     """
 
     name: str

@@ -15,42 +15,52 @@ Example:
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
-import numpy as np
-
-from he_keras.atomic_files import make_writable
+from he_keras.arguments import check_choice, check_flag
 from he_keras.attacks import Attack, Victim, get
-from he_keras.attacks.checks import check_choice, check_flag
-from he_keras.evaluation.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
-from he_keras.evaluation.check import Check
-from he_keras.evaluation.examples import Clean, Examples, classify
-from he_keras.evaluation.fingerprint import settings_of
-from he_keras.evaluation.he_panel import has_run, panel_attacks, panel_of
-from he_keras.evaluation.journal import FOLDER, Journal, locked
-from he_keras.evaluation.preflight import preflight
-from he_keras.evaluation.progress import Progress
-from he_keras.evaluation.report_data import RESERVED, RobustnessReport, summarize, write_report
-from he_keras.evaluation.sanity import epsilon_curve, sanity_checks
-from he_keras.evaluation.scoring import Scorer
+from he_keras.attacks.framework.agreement import standing_still
+from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
+from he_keras.evaluation.checks.check import Check
+from he_keras.evaluation.report.robustness_report import (
+    RESERVED,
+    RobustnessReport,
+    pictures_of_unbroken,
+    summarize,
+    write_report,
+)
+from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
+from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify
+from he_keras.evaluation.run.fingerprint import settings_of
+from he_keras.evaluation.run.he_panel import panel_passes, run_panel
+from he_keras.evaluation.run.identity import claim, probes_of
+from he_keras.evaluation.run.journal import FOLDER, Journal, locked
+from he_keras.evaluation.run.progress import announcement, passes_of_checks
+from he_keras.files import make_writable
 from he_keras.layers.cosine_head import CosineHead
-from he_keras.threat import ThreatModel
+from he_keras.threat import ThreatModel, bounds_of
 
+#: What runs unless other attacks are asked for, on the command line and in Python.
+DEFAULT_ATTACKS = ("pgd-20", "adaptive-pgd-20", "cw-linf-20")
+DEFAULT_MODE = "individual"
 _SCALE_FREE_ATTACK = "cw-linf-20"
 _SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
-#: A block holds so many examples or one batch, whatever is more.
+#: A block holds at most so many examples and bytes of images, or one batch if that is more.
 _BLOCK_SIZE = 1000
+_BLOCK_BYTES = 2**27
 _CHECKED_EXAMPLES = 64
 _PANEL_EXAMPLES = 200
-#: Checks whose failure means that the question is wrong, not that the model is weak; a failure of
-#: the last may be explained by one before it.
+_CHECKS_FILE, _PANEL_FILE = "checks.json", "he-panel.json"
+#: Checks whose failure means that model and data do not fit. The last one may fail for the reason
+#: that an earlier one names, so the first failure is reported.
 _STOPPING = ("input-range", "epsilon-units", "label-order", "clean-accuracy")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What was asked for, checked; the arguments of `evaluate_robustness`."""
+    """The checked arguments of `evaluate_robustness`."""
 
     model: Any
     examples: Examples
@@ -58,7 +68,8 @@ class _Plan:
     attacks: list[Attack]
     folder: pathlib.Path | None
     mode: str
-    checks: bool
+    checks: str
+    panel: str
     shard: tuple[int, int] | None
     merge: bool
     protocol: str | None
@@ -68,26 +79,43 @@ class _Plan:
     def batch_size(self) -> int:
         return self.examples.batch_size
 
+    @property
+    def runs_checks(self) -> bool:
+        """Whether this process runs the checks if no other has; of shards the first does."""
+        return self.checks == "run" and self.is_first
+
+    @property
+    def runs_panel(self) -> bool:
+        """Whether this process runs the panel if no other has."""
+        return self.panel == "run" and self.is_first
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the whole evaluation, or the first of its shards."""
+        return self.shard is None or self.shard[0] == 0
+
 
 def evaluate_robustness(
     model,
     examples,
     threat: ThreatModel,
-    attacks=("pgd-20", "cw-linf-20"),
+    attacks=DEFAULT_ATTACKS,
     output_dir=None,
     batch_size: int = 250,
-    mode: str = "survivors",
-    checks: bool = True,
+    mode: str = DEFAULT_MODE,
+    checks: bool | None = None,
+    panel: bool | None = None,
     shard: tuple[int, int] | None = None,
     merge: bool = False,
     protocol: str | None = None,
     show_progress: bool = False,
     **options,
 ) -> RobustnessReport:
-    """Attacks every example; what was killed goes on in `output_dir` to the same verdicts.
+    """Attacks every example and takes the worst case, example by example.
 
-    Adds an attack on the margin where all others are cross-entropy at another scale than the
-    model's. `docs/evaluation.md` explains the arguments at length.
+    After an interruption, the same call goes on in `output_dir` and ends with the same verdicts. If
+    all attacks use the cross-entropy at another scale than the model's, an attack on the margin is
+    added. `docs/evaluation.md` explains the arguments at length.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
@@ -96,21 +124,25 @@ def evaluate_robustness(
         attacks: attacks, by name or as `Attack` objects.
         output_dir: folder for the report's files and the adversarial images; None for none.
         batch_size: examples per compiled call.
-        mode: "survivors": each attack on what all before it left; "individual": on every example.
-        checks: run the checks and, for cosine heads, the panel of losses and scales.
+        mode: "individual": each attack on every example; "survivors": on what all before it left.
+        checks: run the checks; None runs them, but a merge reads what the first shard recorded.
+        panel: run the panel of losses and scales, for cosine heads only; None as for the checks.
         shard: `(i, n)` attacks only the i-th of n parts and writes no report.
-        merge: attack nothing, take every batch from `output_dir`, where all shards must be.
+        merge: attack nothing, take everything from `output_dir`, where all shards must be.
         protocol: text for the report's headline.
         show_progress: show a progress bar with the running robust accuracy.
         **options: for attacks given by name: `step_size`, `logit_scale`, ...
     """
+    bounds_of(model, threat.bounds)
     chosen = _chosen(attacks, threat, batch_size, options)
     _check_plan(mode, shard, merge, output_dir)
     checked = Examples(threat, examples, batch_size)
     folder = make_writable(pathlib.Path(output_dir), "the report") if output_dir else None
-    switches = (mode, checks, shard, merge, protocol, show_progress)
-    plan = _Plan(model, checked, threat, chosen, folder, *switches)
-    with locked(folder, shard) if folder else contextlib.nullcontext():
+    panel = _panel_argument(panel, checks, model)
+    sources = _run_read_or_no(checks, merge), _run_read_or_no(panel, merge)
+    options = {"shard": shard, "merge": merge, "protocol": protocol, "show_progress": show_progress}
+    plan = _Plan(model, checked, threat, chosen, folder, mode, *sources, **options)
+    with locked(folder, shard) if folder else contextlib.nullcontext(), standing_still():
         return _evaluate(plan)
 
 
@@ -122,43 +154,79 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
         attack.check_model(plan.model, *sample)
         for part in parts(attack):
             part.prepare(*sample)
-    before = _checked_before(plan, sample) if plan.checks else ()
-    settings = settings_of(plan.model, clean, plan.attacks, plan.threat, plan.mode, plan.batch_size)
-    journal = Journal(plan.folder / FOLDER if plan.folder else None, settings, plan.merge)
+    before = _checked_before(plan, sample) if plan.checks == "run" else ()
+    settings, journal = _journal(plan, clean, sample)
+    _announce(plan, clean)
     runs = AttackRuns(plan.attacks, plan.model, scorer, clean, plan.mode, plan.batch_size, journal)
     # Merging reads, and is done at once.
     show_progress = plan.show_progress and not plan.merge
-    positions = attack_blocks(runs, plan.examples, plan.shard, show_progress)
+    block_size = settings["block_size"]
+    positions = runs.attack_all(plan.examples, plan.shard, block_size, show_progress)
     names = plan.examples.class_names
     report = summarize(runs, positions, sample, plan.threat, names, plan.protocol)
-    if plan.shard is None and plan.checks:
-        report = _scrutinized(plan, report, runs, clean, sample, before)
-    if plan.shard is None and plan.folder is not None:
-        write_report(report, runs, plan.examples, settings, plan.folder)
+    report = _scrutinized(plan, report, runs, sample, before)
+    report = _with_panel(plan, report, runs, clean, sample)
+    if plan.folder is not None:
+        pictures = pictures_of_unbroken(runs, plan.examples, plan.shard, plan.merge)
+        if plan.shard is None:
+            write_report(report, runs, plan.examples, settings, plan.folder, pictures)
     return report
 
 
-def attack_blocks(runs: AttackRuns, examples: Examples, shard, show_progress: bool) -> np.ndarray:
-    """Attacks the blocks of a shard, or all; returns the positions of their examples."""
-    block_size = max(_BLOCK_SIZE // runs.batch_size, 1) * runs.batch_size
-    count = len(runs.labels) // (shard[1] if shard else 1)
-    progress = Progress(count, len(runs.attacks), show_progress)
-    positions = [np.zeros(0, int)]
-    for block in examples.blocks(block_size, shard):
-        if not np.array_equal(block.labels, runs.labels[block.positions]):
-            raise ValueError(
-                "The data set has another order each time it is read; expected a tf.data.Dataset "
-                "without shuffling; received other labels than in the first reading"
-            )
-        runs.attack(block, progress)
-        progress.block_done(runs.unbroken[block.positions])
-        positions.append(block.positions)
-    progress.close()
-    return np.concatenate(positions)
+def _announce(plan: _Plan, clean: Clean) -> None:
+    """Prints what the evaluation will cost; a merge costs nothing unless asked to run more."""
+    spends = not plan.merge or plan.runs_checks or plan.runs_panel
+    if not plan.show_progress or plan.shard is not None or not spends:
+        return
+    # Images that are wrong from the start cost nothing. All others may hold to the end.
+    correct, num_classes = ~clean.scored.wrong, clean.num_classes
+    attacks = [] if plan.merge else plan.attacks
+    asked = int(correct.sum()) * sum(attack.most_passes(num_classes) for attack in attacks)
+    beside = {}
+    if plan.runs_checks:
+        beside["checks"] = passes_of_checks(int(correct[:_CHECKED_EXAMPLES].sum()))
+    if plan.runs_panel:
+        for_one = panel_passes(attacks, plan.mode, plan.threat, num_classes)
+        beside["panel"] = int(correct[:_PANEL_EXAMPLES].sum()) * for_one
+    print(announcement(asked, beside))
+
+
+def _journal(plan: _Plan, clean: Clean, sample) -> tuple[dict, Journal]:
+    """Claims the folder; returns the settings that hold there, and the record."""
+    images, size = sample[0], plan.batch_size
+    block_size = block_size_of(len(clean.labels), size, images[0].nbytes, plan.shard)
+    facts = (plan.model, clean, plan.attacks, plan.threat, plan.mode, size, block_size)
+    settings = settings_of(*facts)
+    if plan.folder is None:
+        return settings, Journal(None)
+    folder = plan.folder / FOLDER
+    models = {"model": plan.model} | {
+        f"substitute of {attack.name}": attack.substitute.model
+        for attack in plan.attacks
+        if hasattr(attack, "substitute")
+    }
+    claimed = claim(folder, settings, models, probes_of(images, plan.threat))
+    return claimed.settings, Journal(folder, plan.merge, claimed.tolerance)
+
+
+def block_size_of(num_examples: int, batch_size: int, image_bytes: int, shard) -> int:
+    """Returns how many examples are attacked together: so few that every shard gets its part.
+
+    Example:
+        >>> from he_keras.evaluation.robustness import block_size_of
+        >>> block_size_of(1000, 250, 3072, None), block_size_of(1000, 250, 3072, (0, 8))
+        (1000, 125)
+    """
+    most = min(_BLOCK_SIZE, _BLOCK_BYTES // image_bytes)
+    most = max(most // batch_size, 1) * batch_size
+    if shard is None:
+        return most
+    rounds = math.ceil(num_examples / (most * shard[1]))
+    return math.ceil(num_examples / (rounds * shard[1]))
 
 
 def _checked_before(plan: _Plan, sample) -> tuple[Check, ...]:
-    """Checks model and data; raises a ValueError where any accuracy would be a silly number."""
+    """Checks model and data; raises a ValueError if any accuracy would be meaningless."""
     images, labels = sample
     found = preflight(plan.model, images, labels, plan.threat)
     failed = {check.name: check for check in found if check.verdict == "fail"}
@@ -172,34 +240,61 @@ def _checked_before(plan: _Plan, sample) -> tuple[Check, ...]:
     return found
 
 
+def _run_read_or_no(given: bool | None, merge: bool) -> str:
+    """Returns "run", "read" to take what another process recorded, or "no"."""
+    if given is None:
+        return "read" if merge else "run"
+    return "run" if given else "no"
+
+
+def _panel_argument(panel: bool | None, checks: bool | None, model) -> bool | None:
+    """Returns whether the panel runs, by default as the checks do; it needs a cosine head."""
+    is_cosine = isinstance(Victim(model).head, CosineHead)
+    if panel is None:
+        return checks if is_cosine else False
+    check_flag("panel", panel)
+    if panel and not is_cosine:
+        raise ValueError(
+            "The panel compares scales of a cosine head; expected a model with a CosineHead; "
+            "received panel=True and a model without one: leave panel (--panel) out"
+        )
+    return panel
+
+
 def _scrutinized(
-    plan: _Plan, report: RobustnessReport, runs: AttackRuns, clean: Clean, sample, before
+    plan: _Plan, report: RobustnessReport, runs: AttackRuns, sample, before
 ) -> RobustnessReport:
-    """Adds the checks, the curve over epsilon, and for cosine heads the panel."""
-    images, labels = (column[:_CHECKED_EXAMPLES] for column in sample)
-    curve = epsilon_curve(plan.model, images, labels, plan.threat)
-    still_correct = {name: flags[: len(labels)] for name, flags in runs.correct.items()}
-    after = sanity_checks(
-        plan.model, images, labels, plan.threat, curve=curve, still_correct=still_correct
-    )
-    is_cosine = isinstance(Victim(plan.model).head, CosineHead)
-    panel = _panel(plan, runs, clean, sample) if is_cosine else None
-    return dataclasses.replace(
-        report, checks=(*before, *after), epsilon_curve=curve, he_panel=panel
-    )
+    """Adds the checks and the curve over epsilon."""
+    found = runs.journal.recall_json(_CHECKS_FILE) if plan.checks != "no" else None
+    if found is None and plan.runs_checks:
+        images, labels = (column[:_CHECKED_EXAMPLES] for column in sample)
+        curve = epsilon_curve(plan.model, images, labels, plan.threat)
+        # A small block may not have all of them.
+        is_done = runs.done[: len(labels)].all()
+        flags = {name: flags[: len(labels)] for name, flags in runs.correct.items() if is_done}
+        after = sanity_checks(
+            plan.model, images, labels, plan.threat, curve=curve, still_correct=flags
+        )
+        plain = [dataclasses.asdict(check) for check in (*before, *after)]
+        found = {"checks": plain, "epsilon_curve": curve}
+        runs.journal.record_json(_CHECKS_FILE, found)
+    if found is None:
+        return report
+    checks = tuple(Check(**each) for each in found["checks"])
+    return dataclasses.replace(report, checks=checks, epsilon_curve=found["epsilon_curve"])
 
 
-def _panel(plan: _Plan, runs: AttackRuns, clean: Clean, sample) -> dict:
-    """Runs the attacks of the panel on the first examples, recorded like all others."""
-    images, labels = (column[:_PANEL_EXAMPLES] for column in sample)
-    few, size = clean.first(len(labels)), plan.batch_size
-    attacks = [each for each in panel_attacks(plan.threat, size) if not has_run(runs, each)]
-    settings = settings_of(plan.model, few, attacks, plan.threat, "individual", size)
-    journal = Journal(plan.folder / FOLDER / "he-panel" if plan.folder else None, settings)
-    panel = AttackRuns(attacks, plan.model, runs.scorer, few, "individual", size, journal)
-    examples = Examples(plan.threat, (images, labels), size)
-    attack_blocks(panel, examples, None, plan.show_progress)
-    return panel_of(panel, runs, len(labels))
+def _with_panel(
+    plan: _Plan, report: RobustnessReport, runs: AttackRuns, clean: Clean, sample
+) -> RobustnessReport:
+    """Adds the panel of a cosine head."""
+    found = runs.journal.recall_json(_PANEL_FILE) if plan.panel != "no" else None
+    if found is None and plan.runs_panel:
+        images, labels = (column[:_PANEL_EXAMPLES] for column in sample)
+        folder = plan.folder / FOLDER if plan.folder else None
+        found = run_panel(runs, clean, images, labels, folder, plan.show_progress)
+        runs.journal.record_json(_PANEL_FILE, found)
+    return dataclasses.replace(report, he_panel=found)
 
 
 def _check_plan(mode: str, shard, merge: bool, output_dir) -> None:
@@ -231,9 +326,9 @@ def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> lis
 
 
 def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
-    """Builds the attacks that are given by name; `step_size` goes to those that have one to choose.
+    """Builds the attacks that are given by name.
 
-    FGSM has none: its step is epsilon.
+    `step_size` goes to those that have a step to choose. FGSM has none: its step is epsilon.
     """
     if isinstance(attacks, str):
         raise TypeError(

@@ -1,8 +1,8 @@
-"""Which model is fooled by images that were crafted for which other one (the HE paper's Fig. 4).
+"""Which models are fooled by images that were crafted for another one (the HE paper's Fig. 4).
 
-Every image is attacked to the end and the last iterate counts, whatever the model that it is
-crafted for says of it; nothing is chosen by success. Images are crafted once, batch by batch, and
-classified by all models before the next batch.
+Every image is attacked to the end, and the last iterate counts. Nothing is chosen by its success on
+the model that it is crafted for. Images are crafted once, batch by batch, and all models classify a
+batch before the next one is crafted.
 
 Paper: Pang et al. 2020, the HE paper, Appendix C.4: PGD-20 and MIM-20. With the settings of its
 Table 2: epsilon 0.031, `step_size=0.003`, and `logit_scale="unit"`, which weakens the images that
@@ -34,28 +34,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from he_keras.atomic_files import make_writable, replacing, write_json
+from he_keras.arguments import check_flag, check_positive_integer, reason_of
 from he_keras.attacks import Attack
-from he_keras.attacks.checks import check_flag, check_positive_integer, check_threat
+from he_keras.drawing import draw_cells, new_figure, save_figure
 from he_keras.environment import environment
-from he_keras.evaluation.attack_runs import SAMPLE_SIZE, parts
-from he_keras.evaluation.examples import Examples, classify
 from he_keras.evaluation.robustness import resolve_attacks
-from he_keras.evaluation.scoring import Scorer
-from he_keras.threat import ThreatModel
+from he_keras.evaluation.run.attack_runs import SAMPLE_SIZE, parts
+from he_keras.evaluation.run.examples import Examples, Scorer, classify
+from he_keras.files import make_writable, write_json
+from he_keras.threat import ThreatModel, check_threat
 
 SCHEMA_VERSION = 1
+#: The HE paper's, on the command line and in Python.
+DEFAULT_ATTACKS = ("pgd-20", "mim-20")
 #: What the attacks that are given by name are built with, unless the options say otherwise.
 FULL_RUN = {"keep": "last", "stop_when_broken": False}
 _FRAME = "#ee6677"
 _CLEAN = "(clean)"
 _CORNER = "crafted for"
-_STYLE = re.compile("\x1b\\[[0-9]*m")
-_REASON_LENGTH = 300
 _LABEL_WIDTH = 18
-# Below this accuracy white is easier to read than black on the map's colours.
-_DARK = 0.28
-# The clean images, which nothing was crafted for, stand a little above the matrix.
+# Nothing was crafted for the clean images: their row stands a little above the matrix.
 _CLEAN_ROW = -1.12
 
 
@@ -73,6 +71,7 @@ class TransferMatrix:
         clean_accuracy: each model's accuracy on the images before the attack.
         num_examples: how many examples were attacked.
         threat: the threat model's configuration.
+        data: the digest of images and labels.
     """
 
     attack: str
@@ -82,6 +81,7 @@ class TransferMatrix:
     clean_accuracy: tuple[float, ...]
     num_examples: int
     threat: dict
+    data: str | None = None
 
     def table(self) -> str:
         """Returns the matrix as a text table, with the accuracy on clean images above it."""
@@ -89,7 +89,7 @@ class TransferMatrix:
         widths = [max(len(name), 8) + 2 for name in self.names]
         columns = zip(self.names, widths, strict=True)
         lines = [
-            f"{self._title()}; rows: crafted for, columns: tested on",
+            f"{self.title()}; rows: crafted for, columns: tested on",
             f"{_CORNER:<{first}}" + "".join(f"{name:>{width}}" for name, width in columns),
         ]
         for name, shares in ((_CLEAN, self.clean_accuracy), *self._rows()):
@@ -108,11 +108,13 @@ class TransferMatrix:
             "clean_accuracy": list(self.clean_accuracy),
             "num_examples": self.num_examples,
             "threat": self.threat,
+            "data": self.data,
             "settings": self.settings,
         }
 
-    def _title(self) -> str:
-        ball = f"{self.threat['norm']}, epsilon {self.threat['epsilon']:.4g}"
+    def title(self) -> str:
+        """Returns the attack, its threat model and the number of examples, as text."""
+        ball = ThreatModel(**self.threat).text()
         return f"{self.attack} ({ball}, {self.num_examples} examples)"
 
     def _rows(self):
@@ -123,7 +125,7 @@ def transfer_matrix(
     models: Mapping,
     examples,
     threat: ThreatModel,
-    attacks=("pgd-20", "mim-20"),
+    attacks=DEFAULT_ATTACKS,
     batch_size: int = 250,
     show_progress: bool = False,
     **options,
@@ -152,12 +154,14 @@ def transfer_matrix(
     checked = Examples(threat, examples, batch_size)
     scorers = [Scorer(model) for model in classifiers]
     _check_fit(names, classifiers, scorers, chosen, checked)
-    clean = [classify(scorer, checked).scored.wrong for scorer in scorers]
+    answers = [classify(scorer, checked) for scorer in scorers]
+    clean = [each.scored.wrong for each in answers]
     shared: dict[str, Any] = {
         "names": names,
         "clean_accuracy": tuple(float(1.0 - wrong.mean()) for wrong in clean),
         "num_examples": len(clean[0]),
         "threat": threat.get_config(),
+        "data": answers[0].digest,
     }
     total = len(clean[0]) * len(names) * len(chosen)
     with _Runs(classifiers, scorers, checked, total, show_progress) as runs:
@@ -240,7 +244,7 @@ def _chosen(attacks, threat: ThreatModel, batch_size: int, options: dict) -> lis
 
 
 def _check_fit(names, models, scorers, attacks, examples: Examples) -> None:
-    """Runs every model on a few images: all must take them and have the same classes."""
+    """Runs every model on a few images, which all must accept, with the same number of classes."""
     sample = next(examples.blocks(SAMPLE_SIZE, None), None)
     if sample is None:
         raise ValueError("No examples; expected at least one; received 0")
@@ -264,15 +268,13 @@ def _check_fit(names, models, scorers, attacks, examples: Examples) -> None:
 
 @contextlib.contextmanager
 def _naming(name: str, images) -> Iterator[None]:
-    """Says which model it was that could not work on the images."""
+    """Names the model in the error if it cannot work on the images."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.OpError) as error:
-        # Keras writes its own errors in bold, over many lines.
-        reason = textwrap.shorten(_STYLE.sub("", str(error)), _REASON_LENGTH)
         raise ValueError(
             "A model does not fit the examples; expected classifiers of images of shape "
-            f"{images.shape[1:]}; received {name}: {reason}"
+            f"{images.shape[1:]}; received {name}: {reason_of(error)}"
         ) from error
 
 
@@ -320,49 +322,26 @@ def plot_transfer(matrix: TransferMatrix, path) -> pathlib.Path:
         >>> from he_keras.evaluation.transfer_matrix import plot_transfer
         >>> # plot_transfer(matrix, "transfer.png")
     """
-    import matplotlib
+    from matplotlib.patches import Rectangle
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    path = pathlib.Path(path)
     count = len(matrix.names)
-    figure, axes = pyplot.subplots(
-        figsize=(3.0 + 0.95 * count, 2.2 + 0.6 * count), layout="constrained"
-    )
-    _draw_cells(axes, matrix)
+    figure = new_figure(3.0 + 0.95 * count, 2.2 + 0.6 * count)
+    axes = figure.subplots()
+    for top, shares in ((_CLEAN_ROW, [matrix.clean_accuracy]), (0, matrix.robust_accuracy)):
+        draw_cells(axes, 100.0 * np.array(shares), (0.0, 100.0), "{:.1f}", 9, top)
+    for position in range(count):
+        corner = position - 0.47, position - 0.47
+        axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=_FRAME, linewidth=2))
+    axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, _CLEAN_ROW - 0.5), aspect="auto")
     labels = [textwrap.fill(name, _LABEL_WIDTH, break_on_hyphens=True) for name in matrix.names]
     slanted: dict = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     is_long = max(len(name) for name in matrix.names) > 10
     axes.set_xticks(range(count), labels, fontsize=8, **(slanted if is_long else {}))
     axes.set_yticks([_CLEAN_ROW, *range(count)], ["clean", *labels], fontsize=8)
-    axes.set_xlabel("tested on")
-    axes.set_ylabel("crafted for")
+    axes.set(xlabel="tested on", ylabel="crafted for")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(
-        f"Accuracy in % under {matrix._title()}\nframed: white box", fontsize=9, loc="left"
-    )
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    pyplot.close(figure)
-    return path
-
-
-def _draw_cells(axes, matrix: TransferMatrix) -> None:
-    from matplotlib.patches import Rectangle
-
-    count = len(matrix.names)
-    rows = [(_CLEAN_ROW, matrix.clean_accuracy), *enumerate(matrix.robust_accuracy)]
-    for position, shares in rows:
-        extent = (-0.5, count - 0.5, position + 0.5, position - 0.5)
-        axes.imshow([shares], "Blues_r", vmin=0.0, vmax=1.0, extent=extent, aspect="auto")
-        for column, share in enumerate(shares):
-            colour = "white" if share < _DARK else "black"
-            shown = f"{100.0 * share:.1f}"
-            axes.text(column, position, shown, ha="center", va="center", color=colour, fontsize=9)
-    for position in range(count):
-        corner = position - 0.47, position - 0.47
-        axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=_FRAME, linewidth=2))
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_ylim(count - 0.5, _CLEAN_ROW - 0.5)
+    # Of two models, a single line would be wider than the picture.
+    title = f"Accuracy in % under {matrix.title()}".replace(" (", "\n(", 1)
+    axes.set_title(f"{title}\nframed: white box", fontsize=9, loc="left")
+    return save_figure(figure, path)

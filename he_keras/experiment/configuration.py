@@ -1,9 +1,9 @@
 """What an experiment's configuration contains, and how it becomes objects.
 
 A configuration is an `ml_collections.ConfigDict` of plain data. `default_config()` holds every key
-that exists; files in `configs/` change values. Sizes such as epsilon are strings ("8/255",
-"0.031"), so that a command-line override may use either form. An unknown key is an error that
-lists the valid ones.
+that exists. The experiments of `catalog` and the files in `configs/` change values. Sizes such as
+epsilon are strings ("8/255", "0.031"), so that a command-line override may use either form. An
+unknown key is an error that lists the valid ones.
 """
 
 import json
@@ -13,18 +13,13 @@ import keras
 
 from he_keras import networks, objectives, optimizers, schedules
 from he_keras.adversarial_model import HEAdversarialModel
+from he_keras.arguments import check_choice, check_number, check_positive_integer, check_seed
 from he_keras.attacks import Attack
-from he_keras.attacks.checks import (
-    check_choice,
-    check_number,
-    check_positive_integer,
-    check_seed,
-)
 from he_keras.callbacks.weight_averaging import KINDS
 from he_keras.distribution import replicas
-from he_keras.evaluation.attack_runs import MODES
-from he_keras.evaluation.robustness import resolve_attacks
-from he_keras.experiment.run_folder import read_json
+from he_keras.evaluation.robustness import DEFAULT_ATTACKS, DEFAULT_MODE, resolve_attacks
+from he_keras.evaluation.run.attack_runs import MODES
+from he_keras.files import read_json
 from he_keras.layers import CosineHead
 from he_keras.objectives import Objective
 from he_keras.threat import ThreatModel
@@ -38,6 +33,7 @@ _DATA = {
     "train_examples": 0,
     "validation_examples": 1000,
     "test_examples": 0,
+    "test_fraction": 0.0,
     "synthetic": False,
 }
 _WEIGHT_AVERAGING = {
@@ -60,7 +56,7 @@ _TRAIN = {
     "cycle_ends": (),
     "snapshots": False,
 }
-# The keys of these belong to what they configure, which checks them.
+# The object that such a section configures knows its keys and checks them.
 _OWN_KEYS = ("objective", "schedule", "epsilon_schedule", "network.options", "smoke.options")
 OPTIMIZERS = ("sgd", "adam")
 _ADAM_EPSILON = 1e-8
@@ -103,9 +99,9 @@ def default_config():
     config.train = {**_TRAIN, "weight_averaging": dict(_WEIGHT_AVERAGING)}
     config.evaluation = {
         "validation_attack": "default",
-        "attacks": ("pgd-20", "adaptive-pgd-20", "cw-linf-20"),
+        "attacks": DEFAULT_ATTACKS,
         "step_size": "",
-        "mode": "individual",
+        "mode": DEFAULT_MODE,
         "batch_size": 250,
     }
     config.smoke = {"network": "", "options": {}, "input_shape": (32, 32, 3)}
@@ -113,7 +109,7 @@ def default_config():
 
 
 def check_config(config) -> None:
-    """Raises a ValueError for keys that do not exist, and for values that nothing else checks."""
+    """Raises a ValueError for unknown keys, and for values that nothing else checks."""
     _check_keys(config, default_config())
     check_seed(config.seed)
     check_positive_integer("train.epochs", config.train.epochs)
@@ -177,7 +173,7 @@ def _check_keys(config, reference, prefix: str = "") -> None:
 def smoke_variant(config):
     """Returns a copy that finishes in seconds: synthetic data, two batches, a small network.
 
-    It has one epoch, and one cycle where there are any; what schedules count in epochs shrinks.
+    It has one epoch, and one cycle if there are any. Whatever schedules count in epochs shrinks.
     """
     small = config.copy_and_resolve_references()
     with small.unlocked():
@@ -211,22 +207,28 @@ def to_plain(config) -> dict:
 
 
 def read_config(run_folder):
-    """Reads the configuration of a run folder, with the tuples that JSON made lists of.
+    """Reads the configuration of a run folder; lists become the tuples that they were.
 
     Keys that were introduced after the run have their default values.
     """
     from ml_collections import ConfigDict
 
-    config = ConfigDict(read_json(pathlib.Path(run_folder) / "config.json"))
-    for name, section in default_config().items():
-        if name not in config:
-            config[name] = section
-        elif hasattr(section, "keys") and hasattr(config[name], "keys"):
-            for key in set(section) - set(config[name]) if name not in _OWN_KEYS else ():
-                config[name][key] = section[key]
-    config.network.input_shape = tuple(config.network.input_shape)
-    config.evaluation.attacks = tuple(config.evaluation.attacks)
-    return config.lock()
+    stored = read_json(pathlib.Path(run_folder) / "config.json")
+    return ConfigDict(_completed(stored, default_config())).lock()
+
+
+def _completed(stored: dict, reference, prefix: str = "") -> dict:
+    """Adds the keys that a section lacks, and makes tuples where the reference has tuples."""
+    complete = dict(stored)
+    for key, default in reference.items():
+        if key not in stored:
+            complete[key] = default
+        elif hasattr(default, "keys") and f"{prefix}{key}" not in _OWN_KEYS:
+            if isinstance(stored[key], dict):
+                complete[key] = _completed(stored[key], default, f"{prefix}{key}.")
+        elif isinstance(default, tuple) and isinstance(stored[key], list):
+            complete[key] = tuple(stored[key])
+    return complete
 
 
 def build_threat(config) -> ThreatModel:
@@ -234,18 +236,18 @@ def build_threat(config) -> ThreatModel:
     return ThreatModel(config.threat.norm, config.threat.epsilon)
 
 
-def build_attacks(config, **options) -> list[Attack]:
-    """Builds the attacks of the evaluation."""
+def build_attacks(config, threat: ThreatModel | None = None, **options) -> list[Attack]:
+    """Builds the attacks of the evaluation, by default against the configured threat model."""
     settings = config.evaluation
     if settings.step_size != "":
         options = {"step_size": settings.step_size, **options}
-    return resolve_attacks(settings.attacks, build_threat(config), **options)
+    return resolve_attacks(settings.attacks, threat or build_threat(config), **options)
 
 
 def build_objective(config, steps_per_epoch: int | None = None) -> Objective:
-    """Builds the training objective; every key but `name` is an argument of it.
+    """Builds the training objective; every key except `name` is one of its arguments.
 
-    Without `steps_per_epoch` it has the nominal radius, whatever the configured schedule.
+    Without `steps_per_epoch` it has the nominal radius, whatever schedule is configured.
     """
     options = dict(config.objective)
     name = options.pop("name")
@@ -299,7 +301,7 @@ def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
             updates,
             peak_fraction=options.get("peak_fraction", 0.5),
         )
-    height = "peak" if name in ("triangular", "cyclic") else "initial"
+    height = "peak" if name == "triangular" else "initial"
     if name != "piecewise":
         options[height] = settings.learning_rate
     learning_rate = schedules.get(options.pop("name"), total_steps, updates, **options)
@@ -315,7 +317,7 @@ def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
 
 
 def _epsilon_schedule(config, steps_per_epoch: int):
-    """The schedule of the radius; unless it says otherwise, it does not exceed the threat's."""
+    """The schedule of the radius, at most that of the threat model unless it says otherwise."""
     options = schedules.with_checkpoints(dict(config.epsilon_schedule), config.train.cycle_ends)
     name = options.pop("name")
     if "maximum" in schedules.parameters_of(name):
@@ -328,8 +330,7 @@ def _epsilon_schedule(config, steps_per_epoch: int):
 
 def _length(config, steps_per_epoch: int) -> tuple[int, int]:
     """The updates of the whole run, and those of an epoch."""
-    # FreeAT updates the weights once for each replay of a batch.
-    updates = steps_per_epoch * int(config.objective.get("num_replays", 1))
+    updates = steps_per_epoch * build_objective(config).updates_per_batch
     return updates * config.train.epochs, updates
 
 
@@ -361,7 +362,7 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
 
 
 def _network_options(config) -> dict:
-    """On several replicas batch norm is synchronised, so that their number changes no result."""
+    """Batch norm is synchronised on several replicas: their number must change no result."""
     options = dict(config.network.options)
     return {"synchronized": True, **options} if replicas.count() > 1 else options
 

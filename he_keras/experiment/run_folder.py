@@ -3,11 +3,12 @@
 A folder belongs to one configuration; using it with another is an error that names the differences.
 """
 
-import json
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
-from he_keras.atomic_files import make_writable, write_json
 from he_keras.environment import environment
+from he_keras.files import lock, make_writable, read_json, write_json
 
 
 def prepare(folder: pathlib.Path, config: dict) -> None:
@@ -20,21 +21,27 @@ def prepare(folder: pathlib.Path, config: dict) -> None:
     _record_environment(folder / "environment.json", {**environment(), "seed": config.get("seed")})
 
 
-def read_json(path: pathlib.Path) -> dict:
-    """Reads a JSON file, with one clear error where there is none or it is damaged."""
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError(f"{type(content).__name__} instead of an object")
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"Cannot read {path.name}; expected a file written by a run; received {path}: {error}"
-        ) from error
-    return content
+@contextlib.contextmanager
+def held(folder: pathlib.Path, verb: str) -> Iterator[None]:
+    """Makes a folder and holds it for this process; refuses a folder that another process holds.
+
+    Nothing is held if the system or the file system has no locks. `verb` is what one process at a
+    time may do there: "trains".
+    """
+    make_writable(folder, "to the output folder")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock(folder / ".lock"))
+        except BlockingIOError as error:
+            raise ValueError(
+                f"Another process {verb} into this folder; expected a folder of its own, or to "
+                f"wait until that one has ended; received {folder}"
+            ) from error
+        yield
 
 
 def _record_environment(path: pathlib.Path, now: dict) -> None:
-    """Keeps the environment that the run began in; another one that resumes it is added."""
+    """Records the environment that the run began in, and adds those that resumed it."""
     if not path.exists():
         write_json(path, now)
         return

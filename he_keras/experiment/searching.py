@@ -1,8 +1,8 @@
 """A search over a configuration: its trials are run folders, its result a configuration file.
 
-`prepare_search` does everything that can fail because of the input before the first trial;
-`Search.run` runs what is left. The same call goes on with a search that was interrupted, and with
-the trial that was.
+`prepare_search` does everything that wrong input can make fail, before the first trial.
+`Search.run` runs the trials that are left. The same call resumes an interrupted search and its
+interrupted trial.
 """
 
 import importlib.metadata
@@ -15,10 +15,8 @@ import keras
 import numpy as np
 
 from he_keras import data, search
-from he_keras.atomic_files import replacing
 from he_keras.callbacks import HistoryFile
-from he_keras.evaluation.examples import Examples
-from he_keras.evaluation.scoring import Scorer
+from he_keras.evaluation.run.examples import Examples, Scorer
 from he_keras.experiment import run_folder
 from he_keras.experiment.configuration import (
     build_head,
@@ -31,6 +29,7 @@ from he_keras.experiment.configuration import (
     to_plain,
 )
 from he_keras.experiment.training import Interrupted, Training, load_datasets
+from he_keras.files import read_json, replacing
 
 BEST_CONFIG = "best_config.py"
 #: Where each number that can be searched lives in a configuration.
@@ -60,7 +59,7 @@ def with_values(config, values: Mapping[str, float]):
 
 
 class TrialTraining(Training):
-    """A training that ends after some epochs, on the way to the end that its schedules know."""
+    """A training that ends after some of the epochs for which its schedules are made."""
 
     def __init__(self, config, output_dir, epochs: int) -> None:
         super().__init__(config, output_dir)
@@ -68,7 +67,7 @@ class TrialTraining(Training):
         self.config.train.epochs = epochs
 
     def seconds(self) -> float:
-        """Returns the time that the training has taken, interruptions not counted."""
+        """Returns the seconds of training, without interruptions."""
         history = [each for each in self.stateful if isinstance(each, HistoryFile)]
         return sum(row["seconds"] for each in history for row in each.rows)
 
@@ -109,7 +108,8 @@ class Search:
         _check_corners(config, self.space, self.steps)
         self.plain = {**to_plain(config), "search": settings.to_plain()}
         if self.role != "worker":
-            run_folder.prepare(self.folder, self.plain)
+            with run_folder.held(self.folder, "searches"):
+                run_folder.prepare(self.folder, self.plain)
         self.tuner = search.make_tuner(
             settings,
             search.make_hypermodel(self.space, self._build_model, self._run_trial),
@@ -131,7 +131,7 @@ class Search:
         return sum(row["status"] in ("completed", "failed") for row in found)
 
     def attack(self):
-        """Returns a new attack of the objective; one that is used again would keep a model."""
+        """Returns a new attack of the objective: a used one would keep its model."""
         config = self.config
         threat = build_threat(config)
         return search.scale_free_attack(
@@ -143,6 +143,12 @@ class Search:
 
         A worker returns what is known when it has nothing left to do.
         """
+        if self.role == "worker":
+            return self._run()
+        with run_folder.held(self.folder, "searches"):
+            return self._run()
+
+    def _run(self) -> dict:
         if self.is_complete:
             return search.read_tables(self.folder)
         if self.role == "worker":
@@ -167,7 +173,7 @@ class Search:
         self.announce("Looking for the chief ...")
         if not search.join(self.tuner, lambda: self.is_complete):
             return
-        stored = run_folder.read_json(self.folder / "config.json")
+        stored = read_json(self.folder / "config.json")
         if stored != self.plain:
             raise ValueError(
                 "The chief searches with another configuration; expected the same flags for chief "
@@ -179,7 +185,7 @@ class Search:
         return build_model(with_values(self.config, values), self.steps)
 
     def _run_trial(self, values: Mapping[str, float], folder: pathlib.Path, epochs: int) -> dict:
-        """Trains a point, going on with what is in the folder, and scores the last model."""
+        """Trains a point, resumes what is in its folder, and scores the last model."""
         name = f"{folder.parent.name}: {_listed(values)}"
         self.announce(f"{name}, {epochs} epoch{'s' * (epochs > 1)}")
         # Frees the models of earlier trials.
@@ -193,7 +199,7 @@ class Search:
             begin = time.monotonic()
             clean, robust = _accuracies(model, training.datasets.validation, self)
         except Interrupted:
-            # keras-tuner takes every Exception for a failed trial.
+            # keras-tuner treats every Exception as a failed trial.
             raise KeyboardInterrupt from None
         except Exception as error:
             self.announce(f"{name}: failed, {type(error).__name__}: {error}")
@@ -213,6 +219,7 @@ class Search:
             "num_trials": self.settings.num_trials,
             "seed": self.config.seed,
             "validation_examples": self.num_examples,
+            "threat": build_threat(self.config).text(),
             "keras_tuner": importlib.metadata.version("keras-tuner"),
             "complete": complete,
         }
@@ -249,7 +256,7 @@ def prepare_search(config, settings: search.SearchSettings, output_dir, **option
 
 
 def run_search(config, settings: search.SearchSettings, output_dir, **options) -> dict:
-    """Searches over a configuration, going on where an interrupted search stopped.
+    """Searches over a configuration, and resumes an interrupted search.
 
     Writes trials.csv, trials.json, pareto.png and best_config.py, and returns what trials.json
     holds. With keras-tuner's environment variables (KERASTUNER_TUNER_ID, KERASTUNER_ORACLE_IP,

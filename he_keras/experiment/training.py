@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 import signal
 import sys
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -25,7 +26,7 @@ _SPLITS = ("train", "validation", "test")
 
 
 class Interrupted(Exception):
-    """Training was asked to stop (Ctrl-C); what has been done is in the checkpoint."""
+    """Training was asked to stop (Ctrl-C); the checkpoint holds what was done."""
 
 
 @dataclasses.dataclass
@@ -59,6 +60,7 @@ def load_split(config, split: str):
         split,
         settings.data_dir or None,
         validation_examples=settings.validation_examples,
+        test_fraction=settings.test_fraction,
     )
     return dataset.take(limit) if limit and split != "validation" else dataset
 
@@ -112,10 +114,10 @@ class Training:
         with self.strategy.scope():
             self.model: HEAdversarialModel = build_model(config, self.steps)
         _check_objective(self.model, self.has_static_shapes)
-        # Builds one batch's pipeline, so that a wrong augmentation or batch size fails here.
+        # A wrong augmentation or batch size must fail here: one batch's pipeline is built.
         self._stream(0, 0)
         self.averaging = self._weight_averaging()
-        workers.on_chief(self.strategy, lambda: run_folder.prepare(self.folder, to_plain(config)))
+        workers.on_chief(self.strategy, self._prepare_folder)
         self.stateful = self._stateful_callbacks()
         self.snapshots = self._snapshots()
         self.resume = _ResumeWithSignal(
@@ -125,14 +127,35 @@ class Training:
             stateful_callbacks=self.stateful,
         )
         self.place = self.resume.restore(self.model) or callbacks.ResumePoint(0, 0)
+        self._restored = _stamp(self.resume.path)
         if self.place.batch >= self.steps:
             raise callbacks.CorruptCheckpointError(
                 f"Checkpoint of other data; expected one of {self.steps} batches an epoch; "
                 f"received batch={self.place.batch} in {self.resume.path}"
             )
 
+    def _prepare_folder(self) -> None:
+        with run_folder.held(self.folder, "trains"):
+            run_folder.prepare(self.folder, to_plain(self.config))
+
+    @contextlib.contextmanager
+    def _held_folder(self) -> Iterator[None]:
+        """Holds the folder, which must be as it was when the training was prepared."""
+        with contextlib.ExitStack() as held:
+
+            def hold() -> None:
+                held.enter_context(run_folder.held(self.folder, "trains"))
+                if _stamp(self.resume.path) != self._restored:
+                    raise ValueError(
+                        "The checkpoint has changed since this training was prepared; expected "
+                        f"another prepare_training; received {self.resume.path}"
+                    )
+
+            workers.on_chief(self.strategy, hold)
+            yield
+
     def _stateful_callbacks(self) -> list:
-        """In this order: the guard may put other weights back, and adds to the history."""
+        """The order matters: the guard may put other weights back, and adds to the history."""
         chosen: list = [self.averaging] if self.averaging else []
         if self.datasets.validation is not None and self.model.evaluation_attack is not None:
             best = callbacks.BestCheckpoint(self.folder / "checkpoints" / "best.keras")
@@ -154,14 +177,14 @@ class Training:
         )
 
     def _snapshots(self) -> list:
-        """What is kept where cycles end: the average, if there is one."""
+        """The callback that keeps the model, or its average, at the end of each cycle."""
         if not self.config.train.snapshots:
             return []
         snapshots = Snapshots(self.folder / "snapshots", self.config.train.cycle_ends)
         return [self.averaging.with_average(snapshots) if self.averaging else snapshots]
 
     def _weight_averaging(self):
-        """Batch norm is measured on what the objective trains on, here of the first batches."""
+        """Batch-norm statistics are measured on the adversarial images of the first batches."""
         settings = self.config.train.weight_averaging
         if not settings.kind:
             return None
@@ -186,10 +209,10 @@ class Training:
     def run(self) -> HEAdversarialModel:
         """Trains what is left, saves `model.keras`, and returns the model."""
         remedy = f"start all workers again with the same command to resume {self.folder}"
-        with workers.explained_loss(self.strategy, remedy), _stop_on_signal(self.resume):
+        explained = workers.explained_loss(self.strategy, remedy)
+        with explained, self._held_folder(), _stop_on_signal(self.resume):
             self._train()
-            # Whoever is done first must not leave while others still need it.
-            workers.any_of(self.strategy, [True])
+            workers.leave_together(self.strategy)
         return self.model
 
     def _train(self) -> None:
@@ -199,7 +222,7 @@ class Training:
             epoch += 1
         if epoch < self.config.train.epochs and not self._guard_stopped():
             self._fit(epoch, self.config.train.epochs, first_batch=0)
-        # After a collapse the guard's weights are wanted: the average contains the collapse.
+        # After a collapse the guard's weights count: the average contains the collapse.
         if self.averaging and not self._guard_stopped():
             self.averaging.apply()
         save_model(self.model, self.folder / "model.keras")
@@ -239,7 +262,7 @@ class Training:
         return [board, progress]
 
     def _validation(self):
-        """The validation batches, where shapes are static without an incomplete one."""
+        """The validation batches; without an incomplete one if shapes must be static."""
         batch_size, validation = self.config.evaluation.batch_size, self.datasets.validation
         if validation is None or not self.has_static_shapes:
             return validation and data.eval_pipeline(validation, batch_size)
@@ -265,8 +288,13 @@ class Training:
         return any(getattr(each, "stopped_epoch", None) is not None for each in self.stateful)
 
 
+def _stamp(path: pathlib.Path) -> tuple[int, int] | None:
+    """What distinguishes a file from one that replaces it."""
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.exists() else None
+
+
 def _check_shares(config, strategy) -> None:
-    """Raises a ValueError where a replica would never get an example, or shapes would vary."""
+    """Raises a ValueError if a replica would get no example, or if shapes would vary."""
     count = strategy.num_replicas_in_sync
     for name in ("train", "evaluation"):
         size = config[name].batch_size
@@ -295,8 +323,7 @@ def _check_objective(model, has_static_shapes: bool) -> None:
     if has_static_shapes and not model.objective.supports_jit:
         raise ValueError(
             "This objective has state of varying shape, which no TPU can compile; expected one "
-            "without (not free_at, not fast_at with initialization='previous'); received "
-            f"objective={type(model.objective).__name__}"
+            f"without, not free_at; received objective={type(model.objective).__name__}"
         )
 
 
@@ -312,12 +339,12 @@ def prepare_training(
 def run_training(
     config, output_dir, strategy: tf.distribute.Strategy | None = None
 ) -> HEAdversarialModel:
-    """Trains a configuration into a run folder, going on where an interrupted run stopped."""
+    """Trains a configuration into a run folder, and resumes an interrupted run."""
     return prepare_training(config, output_dir, strategy).run()
 
 
 class _ResumeWithSignal(callbacks.ExactResume):
-    """Saves and stops at the end of the batch in which a stop was asked for."""
+    """Saves and stops at the end of the batch during which a stop was asked for."""
 
     stop_requested = False
 

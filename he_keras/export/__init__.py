@@ -1,4 +1,4 @@
-"""Export for serving: SavedModels with everything beside them, LiteRT and ONNX files."""
+"""Export for serving: SavedModels with a model card, and LiteRT and ONNX files beside them."""
 
 from he_keras.export.calibration import Calibration, calibrate
 from he_keras.export.conversions import FORMATS, ConversionPlan

@@ -1,11 +1,11 @@
 """Temperature calibration: one number that makes probabilities mean what they say.
 
 Paper: Guo et al. 2017, "On calibration of modern neural networks". The logits are divided by one
-temperature T before the softmax; T minimises the negative log-likelihood of held-out images. The
-order of the classes does not change, nor do the logits: accuracy, attacks and figures stay.
+temperature T before the softmax. T minimises the negative log-likelihood of held-out images.
+Neither the logits nor the order of the classes change, so accuracies and attacks stay the same.
 
-The scale s of a hypersphere head bounds how confident its softmax can be, and it was chosen for
-training, not for that.
+The scale s of a hypersphere head limits how confident its softmax can be. It was chosen for
+training, not for well-calibrated probabilities.
 """
 
 import dataclasses
@@ -13,8 +13,9 @@ import dataclasses
 import numpy as np
 
 from he_keras.attacks import Victim
-from he_keras.attacks.checks import check_class_numbers
+from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.data import eval_pipeline, load
+from he_keras.threat import bounds_of, from_unit
 
 NUM_BINS = 15
 _SMALLEST, _LARGEST = np.log(0.01), np.log(100.0)
@@ -31,8 +32,8 @@ class Calibration:
         num_examples: how many images there were.
         nll_before: mean negative log-likelihood of the softmax of the logits.
         nll_after: the same with the temperature.
-        ece_before: expected calibration error, 15 bins of equal width, before.
-        ece_after: and after.
+        ece_before: expected calibration error, in 15 bins of equal width, without the temperature.
+        ece_after: the same with the temperature.
     """
 
     temperature: float
@@ -53,14 +54,15 @@ class Calibration:
         )
 
 
-def calibrate(model, dataset, batch_size: int = 250) -> Calibration:
+def calibrate(model, dataset, batch_size: int = 250, bounds=None) -> Calibration:
     """Fits the temperature of a model's probabilities.
 
     Args:
         model: a classifier that returns logits.
         dataset: held-out images: a data set of `he_keras.data` (not its test split), or two arrays
-            (images, labels).
+            (images, labels); images in [0, 1] or uint8.
         batch_size: images per pass.
+        bounds: the bounds of the model's images; default: those of its training, otherwise [0, 1].
 
     Example:
         >>> import numpy as np, tensorflow as tf
@@ -71,13 +73,13 @@ def calibrate(model, dataset, batch_size: int = 250) -> Calibration:
         3.641
     """
     if isinstance(dataset, tuple):
-        dataset = load(dataset, "validation")
+        dataset = dataclasses.replace(load(dataset, "all"), split="validation")
     if dataset.split == "test":
         raise ValueError(
-            "The test set is not for calibration: its figures would no longer be those of unseen "
-            f"images; expected held-out training images; received split={dataset.split!r}"
+            "The test set is not for calibration, because its images would not be unseen any more; "
+            f"expected held-out training images; received split={dataset.split!r}"
         )
-    logits, labels = _answers(model, dataset, batch_size)
+    logits, labels = _answers(model, dataset, batch_size, bounds_of(model, bounds))
     temperature = fit_temperature(logits, labels)
     return Calibration(
         temperature,
@@ -92,7 +94,7 @@ def calibrate(model, dataset, batch_size: int = 250) -> Calibration:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the temperature of the smallest negative log-likelihood."""
+    """Returns the temperature with the smallest negative log-likelihood."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
@@ -141,12 +143,12 @@ def _log_softmax(logits) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def _answers(model, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _answers(model, dataset, batch_size: int, bounds) -> tuple[np.ndarray, np.ndarray]:
     """The logits and the labels of a data set."""
     victim = Victim(model)
     logits, labels = [], []
     for images, truth in eval_pipeline(dataset, batch_size):
-        logits.append(victim.logits(images).numpy())
+        logits.append(victim.logits(from_unit(images, bounds)).numpy())
         labels.append(truth.numpy())
     joined = np.concatenate(labels)
     check_class_numbers(joined, logits[0].shape[1])

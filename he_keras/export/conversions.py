@@ -1,8 +1,8 @@
-"""Conversions of a served model to other formats, and what each costs in accuracy.
+"""Conversions of a served model to other formats, and how much accuracy each one loses.
 
-A conversion is another classifier: rounding moves its boundaries. So each is scored on clean test
-images and on adversarial ones, beside the original. The adversarial images are crafted for the
-original, whose gradients are there; for a conversion they are a transfer attack. Its accuracy on
+A conversion is another classifier, because rounding moves its boundaries. So each is scored beside
+the original, on clean test images and on adversarial ones. The adversarial images are crafted for
+the original, which has gradients. For a conversion they are a transfer attack, so its accuracy on
 them is an upper bound of its robustness: attacks on the conversion itself may find more.
 """
 
@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import pathlib
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,30 +18,29 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import attacks
-from he_keras.atomic_files import write_json
+from he_keras.arguments import check_number, check_positive_integer, reason_of
 from he_keras.attacks import Attack, Victim
-from he_keras.attacks.checks import check_number, check_positive_integer, check_threat
 from he_keras.data import eval_pipeline
 from he_keras.environment import environment
-from he_keras.evaluation.examples import Examples
+from he_keras.evaluation.run.examples import Examples
 from he_keras.export.float32_copy import in_float32
 from he_keras.export.litert import PRECISIONS, LiteRTClassifier, convert_to_litert
 from he_keras.export.onnx_file import OnnxClassifier, check_onnx_is_installed, convert_to_onnx
 from he_keras.export.served_classifier import ServedClassifier
-from he_keras.threat import ThreatModel
+from he_keras.files import write_json
+from he_keras.threat import ThreatModel, bounds_of, check_threat
 
 SCHEMA_VERSION = 1
 _LITERT = {f"litert-{precision}": precision for precision in PRECISIONS}
 _GROUPS = {"litert": tuple(_LITERT), "onnx": ("onnx",)}
-#: What can be asked for: "litert" stands for its three precisions.
+#: The names that a plan may contain; "litert" stands for its three precisions.
 FORMATS = (*_GROUPS, *_LITERT)
 _FILES = {
     **{name: f"conversions/{precision}.tflite" for name, precision in _LITERT.items()},
     "onnx": "conversions/model.onnx",
 }
 _ORIGINAL = "keras"
-_REASON_LENGTH = 300
-# Differences of shares of images.
+# Tolerance for the rounding of differences between accuracies.
 _ROUNDING = 1e-9
 _LIBRARIES = ("onnx", "tf2onnx", "onnxruntime", "ai-edge-litert")
 
@@ -53,13 +51,13 @@ class ConversionPlan:
 
     Args:
         formats: some of `FORMATS`.
-        test: test images, a data set of `he_keras.data`.
-        train: training images; "litert-int8" takes the ranges of its integers from some.
+        test: the test images, a data set of `he_keras.data`.
+        train: the training images. "litert-int8" takes the ranges of its integers from some of
+            them.
         threat: the threat model of the adversarial images.
         attack: an `Attack` with `stop_when_broken=False`, the name of one, or "default": PGD-20 on
             the margin, which the scale of the logits cannot fool.
-        max_loss: how much accuracy, clean or adversarial, a conversion may lose before it is
-            flagged.
+        max_loss: how much clean or adversarial accuracy a conversion may lose before it is flagged.
         num_representative: how many training images "litert-int8" sees.
         batch_size: images per pass.
     """
@@ -91,16 +89,16 @@ class ConversionScore:
 
     Attributes:
         name: "keras" for the original.
-        file: path below `assets.extra`, None for the original.
-        num_bytes: size of the file.
-        sha256: digest of the file.
-        clean_accuracy: on the test images.
-        transferred_accuracy: on the images that the attack crafted for the original.
-        clean_change: clean accuracy minus the original's.
-        transferred_change: the same of the transferred accuracy.
-        agreement: share of clean images with the original's class.
-        largest_logit_difference: on clean images.
-        is_flagged: whether it lost more than allowed.
+        file: its path in `assets.extra`; None for the original.
+        num_bytes: the size of the file.
+        sha256: the digest of the file.
+        clean_accuracy: the accuracy on the test images.
+        transferred_accuracy: the accuracy on the images that the attack crafted for the original.
+        clean_change: the clean accuracy minus that of the original.
+        transferred_change: the transferred accuracy minus that of the original.
+        agreement: the share of clean images that get the same class as from the original.
+        largest_logit_difference: the largest difference from the original's logits on clean images.
+        is_flagged: whether the conversion lost more than allowed.
     """
 
     name: str
@@ -134,13 +132,14 @@ def parse_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def convert_and_score(served: ServedClassifier, plan: ConversionPlan, folder: pathlib.Path) -> dict:
-    """Writes all conversions and `conversions.json`; returns the content of the latter.
+    """Writes all conversions and `conversions.json`, and returns the content of this file.
 
     Args:
         served: the original.
-        plan: what to make.
-        folder: the folder `assets.extra`; the files go to `conversions` below it.
+        plan: the conversions to make.
+        folder: the folder `assets.extra`. The files go to its sub-folder `conversions`.
     """
+    bounds_of(served, plan.threat.bounds)
     contents = _contents(served, plan)
     (folder / "conversions").mkdir()
     for name, content in contents.items():
@@ -152,7 +151,9 @@ def convert_and_score(served: ServedClassifier, plan: ConversionPlan, folder: pa
 
 def _contents(served: ServedClassifier, plan: ConversionPlan) -> dict[str, bytes]:
     """The bytes of each file, by the name of the conversion."""
-    wide = ServedClassifier(in_float32(served.model), served.class_names, served.temperature)
+    wide = ServedClassifier(
+        in_float32(served.model), served.class_names, served.temperature, bounds=served.bounds
+    )
     precisions = [_LITERT[name] for name in plan.formats if name in _LITERT]
     contents: dict[str, bytes] = {}
     if precisions:
@@ -168,24 +169,25 @@ def _contents(served: ServedClassifier, plan: ConversionPlan) -> dict[str, bytes
 
 @contextlib.contextmanager
 def _one_error(form: str) -> Iterator[None]:
-    """Converters raise whatever they like, over hundreds of lines."""
+    """Turns any error of a converter, which may have hundreds of lines, into one short error."""
     try:
         yield
     except (OSError, tf.errors.OpError):
-        # A disk that is full is not the model's fault.
+        # A full disk is not the model's fault.
         raise
     except Exception as error:
-        reason = textwrap.shorten(str(error) or type(error).__name__, _REASON_LENGTH)
         raise ValueError(
-            f"Cannot convert the model; expected operations that {form} has; received {reason}"
+            f"Cannot convert the model; expected operations that {form} has; "
+            f"received {reason_of(error)}"
         ) from error
 
 
 def _representative(plan: ConversionPlan) -> np.ndarray:
-    """Training images, evenly spaced: some data sets are sorted by class."""
+    """Training images, evenly spaced, because some data sets are sorted by class."""
     count = min(plan.num_representative, len(plan.train))
     chosen = plan.train.subset(np.linspace(0, len(plan.train) - 1, count).round().astype(int))
-    return np.concatenate([images.numpy() for images, _ in eval_pipeline(chosen, plan.batch_size)])
+    batches = [images.numpy() for images, _ in eval_pipeline(chosen, plan.batch_size)]
+    return plan.threat.from_unit(np.concatenate(batches))
 
 
 def _score(served: ServedClassifier, plan: ConversionPlan, contents: dict[str, bytes]) -> dict:
@@ -240,7 +242,7 @@ class _Answers:
 
 
 def _answers(classifiers: dict[str, Callable], model, plan: ConversionPlan) -> dict[str, _Answers]:
-    """What every classifier says of the test images and of the images crafted for the model."""
+    """Scores every classifier on the test images and on the images crafted for the model."""
     logits: dict[str, list] = {name: [] for name in classifiers}
     num_right: dict[str, list] = {name: [] for name in classifiers}
     examples = Examples(plan.threat, plan.test, plan.batch_size)
@@ -277,8 +279,8 @@ def _resolve_attack(plan: ConversionPlan) -> Attack:
         attack = attacks.get(name, plan.threat, **options)
     if getattr(attack, "stop_when_broken", True) or attack.minimum_norm:
         raise ValueError(
-            "Images must be attacked to the end to transfer; expected an attack inside the ball "
-            f"with stop_when_broken=False, such as pgd-20; received {attack.name}"
+            "Images transfer only if they are attacked to the end; expected an attack inside the "
+            f"ball with stop_when_broken=False, such as pgd-20; received {attack.name}"
         )
     return attack
 

@@ -1,4 +1,4 @@
-"""A model of half-precision layers once more in float32, for formats that know nothing else."""
+"""A float32 copy of a model with half-precision layers, for formats that have only float32."""
 
 import keras
 
@@ -15,7 +15,7 @@ def compute_dtypes(model) -> tuple[str, ...]:
         >>> compute_dtypes(keras.Sequential(layers))
         ('bfloat16',)
     """
-    # What holds other layers computes nothing itself.
+    # A layer that contains others computes nothing itself.
     layers = model._flatten_layers(include_self=False)
     computing = [layer for layer in layers if not list(layer._flatten_layers(include_self=False))]
     weighted = [layer for layer in computing if layer.weights]
@@ -23,9 +23,9 @@ def compute_dtypes(model) -> tuple[str, ...]:
 
 
 def in_float32(model):
-    """Returns the model itself if its layers compute in float32, else such a copy of it.
+    """Returns the model itself if its layers compute in float32, otherwise a copy that does.
 
-    Weights are float32 under mixed precision, so that the copy has the same.
+    Under mixed precision the weights are float32, so the copy has the same weights.
     """
     if compute_dtypes(model) == ("float32",):
         return model
@@ -39,7 +39,7 @@ def in_float32(model):
 
 
 def _replaced(config):
-    """The configuration with every half-precision policy replaced, wherever it stands."""
+    """The configuration with every half-precision policy replaced by float32."""
     if isinstance(config, dict):
         return {key: _replaced(value) for key, value in config.items()}
     if isinstance(config, (list, tuple)):

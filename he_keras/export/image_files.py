@@ -1,12 +1,13 @@
-"""PNG and JPEG files as a part of the graph: decoded, and brought to the model's size.
+"""Decodes PNG and JPEG files in the graph, and brings them to the model's size.
 
-Decoding is training's (`he_keras.data.records`), and so are channels: alpha is dropped, grey is
-repeated for three channels. Two ways to the right size:
+Files are decoded as in training, by `he_keras.data.records`: alpha is dropped, and grey is repeated
+if the model takes three channels. There are two ways to the right size:
 
 * "fit": for models that were trained on images of one size, such as CIFAR's. An image of that size
-  stays as it is, bit for bit. Of any other the largest centre part of the right shape is resized.
-* "centre-crop": for models that were trained on photographs, such as ImageNet's. The pipeline of
-  their test images: the shorter side to 256/224 of the crop, then the centre.
+  stays as it is, bit for bit. Of any other image, the largest centre part of the right shape is
+  resized.
+* "centre-crop": for models that were trained on photographs, such as ImageNet's. As in the pipeline
+  of their test images, the shorter side is resized to 256/224 of the crop, and the centre is cut.
 """
 
 import tensorflow as tf
@@ -17,13 +18,13 @@ from he_keras.data.sources import LARGEST_SIDE_IN_MEMORY
 
 RESIZES = ("fit", "centre-crop")
 CHANNELS = (1, 3)
-# Resizing the shorter side of a picture of one row would make a giant of it.
+# If the shorter side of a picture of one row were resized, the longer one would be huge.
 MAX_ASPECT = 100
 _MAGIC_NUMBERS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 
 
 def usual_resize(image_shape) -> str:
-    """Returns what `he_keras.data` does: it keeps small images in memory, and crops large ones.
+    """Returns how `he_keras.data` treats images of this size: it crops large ones only.
 
     Example:
         >>> from he_keras.export.image_files import usual_resize
@@ -35,7 +36,7 @@ def usual_resize(image_shape) -> str:
 
 
 def can_decode(image_shape) -> bool:
-    """Whether files can be made into one batch of such images."""
+    """Whether files can be decoded to a batch of images of this shape."""
     return len(image_shape) == 3 and None not in image_shape and image_shape[-1] in CHANNELS
 
 

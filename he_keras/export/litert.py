@@ -1,12 +1,13 @@
-"""LiteRT files (formerly TensorFlow Lite): float32, float16 weights, and int8.
+"""LiteRT files (formerly TensorFlow Lite) in three precisions.
 
-* float32: the numbers of the model, up to rounding.
-* float16: weights are stored in float16 and computed with in float32.
-* int8: weights and activations are 8-bit integers wherever LiteRT has integer kernels, which are
-  all layers of our networks; their ranges come from training images. What goes in and out stays
-  float32, and so do parts of the head's normalisation.
+* float32: the same values as the model's, up to rounding.
+* float16: weights are stored in float16, and the computation is in float32.
+* int8: weights and activations are 8-bit integers wherever LiteRT has integer kernels. It has them
+  for all layers of our networks. The ranges of the integers come from training images. Inputs and
+  outputs stay float32, and so do parts of the head's normalisation.
 
-Input `images`, outputs `logits` and `probabilities`, batches of any size (resize the input).
+The input is `images`, the outputs are `logits` and `probabilities`. A batch may have any size, if
+the input is resized.
 """
 
 import tempfile
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras import cpu
 from he_keras.attacks import Victim
 from he_keras.export.served_classifier import ServedClassifier
 
@@ -32,11 +34,11 @@ def convert_to_litert(
     Args:
         served: the model.
         precisions: some of `PRECISIONS`.
-        representative: float32 training images; "int8" takes its ranges from them.
+        representative: float32 training images, from which "int8" takes its ranges.
     """
     with tempfile.TemporaryDirectory() as folder:
         archive = keras.export.ExportArchive()
-        # From a SavedModel the converter makes constants of the weights, which "int8" asks for.
+        # "int8" needs constant weights, and the converter makes them from a SavedModel only.
         archive.add_endpoint(
             _SIGNATURE,
             lambda images: named_outputs(served, _logits(served, images)),
@@ -53,10 +55,11 @@ def named_outputs(served: ServedClassifier, logits) -> dict:
 
 
 def _logits(served: ServedClassifier, images):
-    """The model's logits, in operations that LiteRT has: there is no arccos among them."""
+    """The model's logits, in operations that LiteRT has. It has no arccos."""
     head = Victim(served.model).head
     if not served.has_cosines or head.angle != "arc":
-        return served.model(images, training=False)
+        with cpu.disabled():
+            return served.model(images, training=False)
     cosines = tf.clip_by_value(served(images)["cosines"], -1.0, 1.0)
     sines = tf.sqrt((1.0 - cosines) * (1.0 + cosines))
     return -head.scale * tf.atan2(sines, cosines)
@@ -70,7 +73,7 @@ def _convert(folder: str, precision: str, representative: np.ndarray) -> bytes:
         converter.target_spec.supported_types = [tf.float16]
     if precision == "int8":
         converter.representative_dataset = lambda: ([image[None]] for image in representative)
-        # The second for what has no integer kernel, such as the angle of a head.
+        # The second set is for operations without an integer kernel, such as the angle of a head.
         kinds = tf.lite.OpsSet
         converter.target_spec.supported_ops = [kinds.TFLITE_BUILTINS_INT8, kinds.TFLITE_BUILTINS]
     return converter.convert()
@@ -93,11 +96,11 @@ class LiteRTClassifier:
 
 
 def _interpreter_class():
-    """LiteRT's own package where it is installed, else the interpreter inside TensorFlow."""
+    """The interpreter of LiteRT's own package if it is installed, otherwise TensorFlow's."""
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
-        # It says at each use that it will move to that package.
+        # TensorFlow warns at each use that its interpreter will move to that package.
         warnings.filterwarnings("ignore", message=r"\s*Warning: tf.lite.Interpreter is deprecated")
         return tf.lite.Interpreter
     return Interpreter

@@ -1,14 +1,16 @@
-"""The model card: what is known of an exported model, for programs (JSON) and for people.
+"""The model card: what is known about an exported model, as JSON and as a page.
 
-Nothing in it is guessed: what nobody measured or recorded is `null`, and the page says so.
+The card contains no guesses: what nobody measured or recorded is `null`, and the page says so.
 """
 
 import dataclasses
 import datetime
+import pathlib
 
 from he_keras.attacks import Victim
 from he_keras.environment import environment
-from he_keras.evaluation.fingerprint import model_digest
+from he_keras.evaluation.run.fingerprint import shown, weights_digest
+from he_keras.evaluation.run.identity import function_differences
 from he_keras.export.calibration import Calibration
 from he_keras.export.float32_copy import compute_dtypes
 from he_keras.export.served_classifier import ServedClassifier
@@ -23,25 +25,25 @@ _INTENDED_USE = (
     "within the threat model are expected; research on adversarial robustness."
 )
 _LIMITS = (
-    "A robust accuracy is that under the listed attacks and no others: an upper bound, since an "
-    "attack that nobody has tried yet may find more.",
+    "A robust accuracy holds for the listed attacks only. It is an upper bound, because an attack "
+    "that nobody has tried yet may find more.",
     "Nothing is claimed about perturbations outside the threat model: a larger radius, another "
     "norm, rotations, patches, or images of another kind.",
-    "Every image gets a class of the list, also one that shows none of them.",
-    "Probabilities of adversarial images are not calibrated, whatever the temperature.",
+    "Every image gets a class of the list, even if it shows none of them.",
+    "Probabilities of adversarial images are not calibrated, whatever the temperature is.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """Where a model comes from; None for what is not known.
+    """Where a model comes from. What is not known is None.
 
     Attributes:
-        name: what to call it; default: the name of the folder that it is exported to.
-        source: the file or run folder that it was loaded from.
-        config: the configuration it was trained with, as plain data.
+        name: the model's name; default: the name of the folder that it is exported to.
+        source: the file or run folder that the model was loaded from.
+        config: the configuration of its training, as plain data.
         report: the `report.json` of its evaluation, as plain data.
-        report_file: where that was read.
+        report_file: the file that the report was read from.
     """
 
     name: str | None = None
@@ -81,21 +83,20 @@ def model_card(
 
     Args:
         served: the exported model.
-        name: what to call it.
-        signatures: inputs and outputs by signature.
+        name: the model's name.
+        signatures: the inputs and outputs of each signature.
         preprocessing: what the signatures do to their images.
-        provenance: what is known of the model.
-        calibration: how the temperature was fitted, if it was.
-        conversions: what `convert_and_score` returned, if it was called.
+        provenance: where the model comes from.
+        calibration: how the temperature was fitted, if it was fitted.
+        conversions: what `convert_and_score` returned, if there are conversions.
     """
-    digest = model_digest(served.model)
     config = provenance.config or {}
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "source": provenance.source,
-        "model": _facts(served, digest),
+        "model": _facts(served),
         "class_names": list(served.class_names),
         "signatures": signatures,
         "preprocessing": preprocessing,
@@ -105,7 +106,7 @@ def model_card(
         },
         "data": config.get("data"),
         "threat": _threat(served.model, config),
-        "evaluation": evaluation_entry(provenance, digest),
+        "evaluation": evaluation_entry(provenance, served.model),
         "conversions": conversions,
         "settings": provenance.config,
         "intended_use": _INTENDED_USE,
@@ -114,18 +115,19 @@ def model_card(
     }
 
 
-def _facts(served: ServedClassifier, digest: str | None) -> dict:
+def _facts(served: ServedClassifier) -> dict:
     model = served.model
     return {
         "class": type(model).__name__,
         "image_shape": list(served.image_shape),
+        "bounds": list(served.bounds),
         "num_classes": served.num_classes,
         "num_parameters": int(model.count_params()),
         "head": _head(Victim(model).head),
         "objective": type(model.objective).__name__ if hasattr(model, "objective") else None,
         "compute_dtypes": list(compute_dtypes(model)),
         "output_dtype": "float32",
-        "weights_sha256": digest,
+        "weights_sha256": weights_digest(model),
     }
 
 
@@ -139,36 +141,33 @@ def _head(head) -> dict | None:
 
 
 def _threat(model, config: dict) -> dict | None:
-    """What the model was trained against."""
+    """The threat model that the model was trained against."""
     threat = getattr(getattr(model, "objective", None), "threat", None)
     if isinstance(threat, ThreatModel):
         return threat.get_config()
     return config.get("threat")
 
 
-def evaluation_entry(provenance: Provenance, digest: str | None) -> dict:
-    """Returns the figures of an evaluation, if they are those of these weights.
+def evaluation_entry(provenance: Provenance, model) -> dict:
+    """Returns the results of an evaluation, if it measured this very model.
 
     Args:
-        provenance: holds the report, if there is one.
-        digest: of the weights.
+        provenance: contains the report, if there is one.
+        model: the exported model.
     """
     report = provenance.report
     if report is None:
         return {"status": "none", "note": "No evaluation report was found: nothing was measured."}
-    evaluated = (report.get("settings") or {}).get("model")
-    if evaluated is not None and evaluated != digest:
+    found, note = _compared(provenance, model)
+    if found:
         return {
-            "status": "other-weights",
-            "note": "The report is of other weights than these: its figures are left out.",
+            "status": "other-model",
+            "note": f"The report is of another model ({shown(found)}): its figures are left out.",
             "report": provenance.report_file,
         }
-    verified = evaluated is not None
     return {
-        "status": "measured" if verified else "unverified",
-        "note": "Measured on these very weights."
-        if verified
-        else "The report does not say which weights it measured.",
+        "status": "unverified" if note else "measured",
+        "note": note or "Measured on this very model.",
         "report": provenance.report_file,
         "created": report.get("created"),
         "num_examples": report["num_examples"],
@@ -182,6 +181,20 @@ def evaluation_entry(provenance: Provenance, digest: str | None) -> dict:
         "attacks": [_attack(row) for row in report["attacks"]],
         "checks": report.get("checks") or [],
     }
+
+
+def _compared(provenance: Provenance, model) -> tuple[list[str], str]:
+    """How the model differs from the one in the report, and why that may be unknown."""
+    recorded = ((provenance.report or {}).get("settings") or {}).get("model")
+    if isinstance(recorded, dict):
+        file = provenance.report_file
+        folder = pathlib.Path(file).parent if file else None
+        return function_differences(model, recorded, folder), ""
+    if recorded is None:
+        return [], "The report does not say which model it measured."
+    # An earlier he_keras recorded the digest of the weights only.
+    found = [] if recorded == weights_digest(model) else ["weights: others"]
+    return found, "The report is of these weights; whether of this head, it does not say."
 
 
 def _attack(row: dict) -> dict:

@@ -1,6 +1,6 @@
-"""ONNX files, by tf2onnx; needs `pip install 'he_keras[onnx]'`.
+"""ONNX files, written by tf2onnx. They need `pip install 'he_keras[onnx]'`.
 
-Input `images` (float32, batches of any size), outputs `logits` and `probabilities`.
+The input is `images` (float32, batches of any size), the outputs are `logits` and `probabilities`.
 """
 
 import importlib.util
@@ -9,10 +9,11 @@ import logging
 import numpy as np
 import tensorflow as tf
 
+from he_keras import cpu
 from he_keras.export.litert import named_outputs
 from he_keras.export.served_classifier import ServedClassifier
 
-#: The newest set of operations that tf2onnx 1.17 knows well.
+#: The newest set of operations that tf2onnx 1.17 supports well.
 OPSET = 17
 _MODULES = ("onnx", "tf2onnx", "onnxruntime")
 
@@ -37,7 +38,8 @@ def convert_to_onnx(served: ServedClassifier) -> bytes:
         lambda images: named_outputs(served, served.model(images, training=False)),
         input_signature=signature,
     )
-    model, _ = tf2onnx.convert.from_function(function, signature, opset=OPSET)
+    with cpu.disabled():
+        model, _ = tf2onnx.convert.from_function(function, signature, opset=OPSET)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model.SerializeToString()

@@ -4,15 +4,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras import cpu
+from he_keras.arguments import check_positive_integer
 from he_keras.attacks import Victim
-from he_keras.attacks.checks import check_not_probabilities, check_positive_integer
+from he_keras.attacks.framework.victim import check_not_probabilities
+from he_keras.data.augmentation import to_unit_float
 from he_keras.layers.cosine_head import CosineHead
-from he_keras.threat import ThreatModel
+from he_keras.threat import bounds_of, from_unit
 
 #: What stands for a side that the model leaves open, where one is needed to look at its answers.
 _ANY_SIDE = 32
 _PROBES = 4
-_BOUNDS = (0.0, 1.0)
 
 
 class ServedClassifier:
@@ -20,24 +22,27 @@ class ServedClassifier:
 
     Attributes:
         model: the `keras.Model`.
-        image_shape: shape of one image; None for sides that are free.
+        image_shape: shape of one image; None for sides of any length.
         class_names: one name per class.
         temperature: divides the logits before the softmax.
         top_k: how many classes `scores` and `labels` hold.
-        has_cosines: whether there is an output `cosines`.
+        has_cosines: whether the model has an output `cosines`.
 
     Args:
-        model: a built classifier of images in [0, 1] that returns logits.
+        model: a built classifier that returns logits.
         class_names: names of the classes, in order; default: their numbers.
         temperature: see `he_keras.export.calibrate`.
         top_k: default: all classes.
+        bounds: the bounds of the model's images; default: those of its training, otherwise [0, 1].
     """
 
-    def __init__(self, model, class_names=None, temperature: float = 1.0, top_k=None) -> None:
+    def __init__(
+        self, model, class_names=None, temperature: float = 1.0, top_k=None, bounds=None
+    ) -> None:
         self.model = model
         self.image_shape = _image_shape(model)
-        _check_bounds(model)
-        num_classes = _num_classes(model, self.image_shape)
+        self.bounds = bounds_of(model, bounds)
+        num_classes = _num_classes(model, self.image_shape, self.bounds)
         self.class_names = _checked_names(class_names, num_classes)
         self.temperature = float(temperature)
         self.top_k = _checked_top_k(top_k, num_classes)
@@ -52,11 +57,20 @@ class ServedClassifier:
         """How many classes there are."""
         return len(self.class_names)
 
+    def of_bytes(self, images) -> dict:
+        """Returns the outputs by name, for uint8 images."""
+        return self(from_unit(to_unit_float(images), self.bounds))
+
     def __call__(self, images) -> dict:
-        """Returns the outputs by name, for float32 images."""
+        """Returns the outputs by name, for float32 images within the bounds."""
+        # The graph may be served on other devices than this one.
+        with cpu.disabled():
+            return self._outputs(images)
+
+    def _outputs(self, images) -> dict:
         cosines = {}
         if self.has_cosines:
-            # One pass through the network for both.
+            # One pass through the network serves both outputs.
             features = self._victim.features(images)
             cosines["cosines"] = tf.cast(self._victim.head.cosines(features), tf.float32)
             logits = self._victim.logits_of_features(features)
@@ -64,7 +78,7 @@ class ServedClassifier:
             logits = self.model(images, training=False)
         logits = tf.cast(logits, tf.float32)
         probabilities = self.probabilities(logits)
-        # By logits: where probabilities round to the same number, these still differ.
+        # Sorted by logits, which still differ if probabilities round to the same number.
         order = tf.math.top_k(logits, self.top_k).indices
         return {
             "logits": logits,
@@ -76,7 +90,7 @@ class ServedClassifier:
         }
 
     def probabilities(self, logits):
-        """The softmax of the scaled logits, calibrated where a temperature was fitted."""
+        """The softmax of the scaled logits, calibrated if a temperature was fitted."""
         return tf.nn.softmax(logits / self.temperature)
 
     def _ends_in_head(self) -> bool:
@@ -93,7 +107,10 @@ def _image_shape(model) -> tuple[int | None, ...]:
             f"Nothing to export; expected a built keras.Model; received {type(model).__name__}"
         )
     network = getattr(model, "network", model)
-    shape = getattr(network, "input_shape", None)
+    # A subclassed network has no shape of its own. Keras remembers the one it was built for.
+    built_for = (model.get_build_config() or {}).get("input_shape")
+    shape = getattr(network, "input_shape", None) or built_for
+    shape = tuple(shape) if isinstance(shape, list) else shape
     if not isinstance(shape, tuple) or not all(side is None or side > 0 for side in shape):
         raise ValueError(
             "The model does not say which images it takes; expected one input of a known shape; "
@@ -102,22 +119,14 @@ def _image_shape(model) -> tuple[int | None, ...]:
     return shape[1:]
 
 
-def _check_bounds(model) -> None:
-    threat = getattr(getattr(model, "objective", None), "threat", None)
-    if isinstance(threat, ThreatModel) and tuple(threat.bounds) != _BOUNDS:
-        raise ValueError(
-            "The signatures take images in [0, 1]; expected a model of those, with any "
-            f"normalisation inside; received bounds={tuple(threat.bounds)}"
-        )
-
-
 def _probe(image_shape):
     sides = [side or _ANY_SIDE for side in image_shape]
     return tf.constant(np.random.RandomState(0).rand(_PROBES, *sides), tf.float32)
 
 
-def _num_classes(model, image_shape) -> int:
-    logits = np.asarray(tf.cast(model(_probe(image_shape), training=False), tf.float32))
+def _num_classes(model, image_shape, bounds) -> int:
+    images = from_unit(_probe(image_shape), bounds)
+    logits = np.asarray(tf.cast(model(images, training=False), tf.float32))
     if logits.ndim != 2 or len(logits) != _PROBES:
         raise ValueError(
             f"Not a classifier; expected logits of shape (batch, classes); received {logits.shape} "

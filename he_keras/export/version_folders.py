@@ -1,8 +1,8 @@
-"""Numbered versions of a served model, each complete or not there at all.
+"""Numbered versions of a served model. Each is complete or not there at all.
 
 TensorFlow Serving looks at a folder every few seconds and loads the largest number. So a version is
-written under a dot-name beside its place and renamed. The number is chosen by the renaming itself,
-which the system refuses where somebody else was faster: two exporters never share one.
+written to a hidden folder beside its place, which is then renamed. The system refuses to rename a
+folder to a number that is taken. So two exporters never share a number.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from he_keras.export.kept_interrupts import KeptInterrupts
+from he_keras.files import lock_folder
+from he_keras.interrupts import KeptInterrupts
 
 _PREFIX = ".partial-"
 
@@ -22,11 +23,11 @@ _PREFIX = ".partial-"
 def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Writes the next version of a model and returns its folder.
 
-    Ctrl-C before the renaming leaves nothing, wherever it strikes.
+    Ctrl-C before the renaming leaves nothing behind.
 
     Args:
-        directory: the model's folder; its versions are the names that are numbers.
-        write: writes the content into the folder that it is given.
+        directory: the model's folder. Its sub-folders whose names are numbers are the versions.
+        write: a function that writes the content into the folder that it is given.
 
     Example:
         >>> import pathlib, tempfile
@@ -51,7 +52,7 @@ def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.P
             write(partial)
             _flush(partial)
         except tf.errors.OpError as error:
-            # TensorFlow has errors of its own for a full disk.
+            # TensorFlow has an error of its own for a full disk.
             raise OSError(
                 "Cannot write the SavedModel; expected room on the disk; received "
                 f"{directory}: {error.message}"
@@ -63,16 +64,16 @@ def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.P
 
 @contextlib.contextmanager
 def _held_folder(directory: pathlib.Path, interrupts: KeptInterrupts) -> Iterator[pathlib.Path]:
-    """A new folder that others leave alone while this process lives; removed unless renamed."""
+    """A new folder, locked while this process lives, and removed unless it was renamed."""
     while True:
         folder = directory / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-        # From before it is there: Ctrl-C may strike right behind the call that makes it.
+        # This begins before the folder exists: Ctrl-C may come just after the call that creates it.
         try:
             folder.mkdir()
             with contextlib.ExitStack() as stack:
-                # Between the calls somebody may take it for an abandoned one, and remove it.
+                # Between the two calls, another exporter may remove it as abandoned.
                 with contextlib.suppress(FileNotFoundError):
-                    stack.enter_context(_lock(folder))
+                    stack.enter_context(lock_folder(folder, wait=True))
                 if folder.exists():
                     yield folder
                     return
@@ -81,37 +82,17 @@ def _held_folder(directory: pathlib.Path, interrupts: KeptInterrupts) -> Iterato
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _lock(folder: pathlib.Path, wait: bool = True) -> Iterator[None]:
-    """Holds a folder; the system frees it when the process ends, however that happens.
-
-    Raises a BlockingIOError if it is held and `wait` is False. Where the operating system has no
-    such locks (Windows), every folder counts as held.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        if not wait:
-            raise BlockingIOError from None
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(handle)
-
-
 def _remove_abandoned(directory: pathlib.Path) -> None:
-    """Removes what exporters that were killed have left behind."""
+    """Removes what killed exporters have left."""
     for folder in directory.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), _lock(folder, wait=False):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError), lock_folder(folder) as is_held:
+            # Without locks, nobody knows whether its exporter lives.
+            if is_held:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(folder: pathlib.Path) -> None:
-    """Waits until everything has reached the disk, which may turn out to be full only then."""
+    """Waits until everything has reached the disk. Only then may it turn out to be full."""
     for path in folder.rglob("*"):
         if path.is_file():
             with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""Requests that TensorFlow Serving answers once before it lets clients in.
+"""Requests that TensorFlow Serving answers once before it accepts clients.
 
 Its first answer takes seconds, because kernels are chosen and memory is reserved. Serving looks for
 a TFRecord file of `tensorflow.serving.PredictionLog` messages. The package `tensorflow-serving-api`
-defines them, and would be a dependency of every installation for the sake of six field numbers;
-they are written down here instead, and a test reads the file back.
+defines them, but every installation would depend on it for six field numbers. So the numbers are
+written here, and a test reads the file back.
 
 Definitions: `prediction_log.proto`, `predict.proto` and `model.proto` of TensorFlow Serving.
 """
@@ -19,8 +19,8 @@ import tensorflow as tf
 FILE_NAME = "tf_serving_warmup_requests"
 _PACKAGE = "tensorflow.serving"
 _INPUT = "images"
-# Message: its fields as (name, number, type). A TensorProto, which TensorFlow itself serialises,
-# looks the same as bytes; a map looks the same as repeated entries.
+# For each message, its fields as (name, number, type). A TensorProto, which TensorFlow itself
+# serialises, is encoded like bytes. A map is encoded like repeated entries.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     "ModelSpec": (("name", 1, "string"), ("signature_name", 3, "string")),
     "Input": (("key", 1, "string"), ("value", 2, "bytes")),
@@ -55,7 +55,7 @@ def _prediction_log(model_name: str, signature: str, images: np.ndarray) -> byte
 
 @functools.cache
 def _message_classes() -> dict[str, Any]:
-    """The messages as classes, from a pool of their own: Serving's may be loaded beside them."""
+    """The messages as classes, from a pool of their own, because Serving's may be loaded too."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(

@@ -2,12 +2,14 @@
 
 Paper: Ioffe and Szegedy, 2015, "Batch normalization: accelerating deep network training".
 
-Keras's layer computes moments, differences and products as separate operations, in float32 also for
-half-precision inputs. Here one kernel reads the image once: in training mode TensorFlow's fused
-batch norm, which keeps its statistics in float32 whatever the input's dtype; in inference mode a
-scale and a shift for each channel, computed beforehand in float32 (for half precision through the
-same kernel, which rounds once). The values are Keras's, up to rounding, and so are weights and
-files.
+Keras's layer computes moments, differences and products as separate operations, on every device.
+It does so in float32, also for half-precision inputs. Here one kernel reads the image once. In
+training mode that is TensorFlow's fused batch norm, whose statistics are float32 for inputs of any
+dtype. In inference mode it is a scale and a shift for each channel, computed beforehand in float32.
+For half precision they go through the same kernel, which rounds only once.
+
+The values are Keras's, up to rounding, and so are the weights, by name and shape. A `.keras` file
+names this class, so that reading the file takes `import he_keras`.
 """
 
 from typing import Any
@@ -23,11 +25,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, faster, with momentum 0.9 and epsilon 1e-5.
 
     These are PyTorch's defaults (which writes the momentum as 0.1), and every paper reproduced here
-    trained with them; Keras's own are 0.99 and 1e-3. One deviation stays: Keras tracks the biased
-    batch variance, PyTorch the unbiased one, a factor n / (n - 1) over n values a channel.
+    trained with them. Keras's own are 0.99 and 1e-3. One deviation stays: Keras tracks the biased
+    batch variance and PyTorch the unbiased one. They differ by a factor n / (n - 1) for n values of
+    a channel.
 
-    What the fused kernel cannot do (masks, renormalisation, inputs that are not images with their
-    channels last, float64, statistics over several replicas) is left to Keras's layer.
+    Keras's layer does what the fused kernel cannot do: masks, renormalisation, inputs that are not
+    images with their channels last, float64, and statistics over several replicas.
 
     Args:
         axis: The axis that is kept; the channels.
@@ -43,6 +46,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         >>> layer.momentum, layer.epsilon
         (0.9, 1e-05)
     """
+
+    #: Keras before 3.14 has no renormalisation, and does not set this.
+    renorm = False
 
     def __init__(
         self,
@@ -80,7 +86,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def _is_recorded(self, mask) -> bool:
         """Whether a `keras.StatelessScope` has given the moving averages other values.
 
-        Then the values that the layer would assign to them are wanted, with their gradients.
+        Then the caller wants the values that the layer would assign to them, with their gradients.
         """
         is_plain = mask is None and not self.renorm and not self._spans_replicas()
         return is_plain and not isinstance(self.moving_mean.value, tf.Variable)
@@ -103,11 +109,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _normalized_by_operations(self, inputs):
-        """Training mode, differentiable as often as wanted, the tracked statistics included.
+        """Normalises in training mode, differentiable any number of times, statistics included.
 
-        The fused kernel passes no gradient to the mean and the variance it returns, and Keras's
-        moments hold the mean constant inside the variance: right once, wrong for the gradient of a
-        gradient.
+        The fused kernel passes no gradient to the mean and the variance that it returns. Keras's
+        moments hold the mean constant inside the variance. That is right for a gradient, and wrong
+        for the gradient of a gradient.
         """
         channels = self.axis % len(inputs.shape)
         axes = [axis for axis in range(len(inputs.shape)) if axis != channels]
@@ -128,9 +134,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def inference_scale_and_shift(norm: keras.layers.BatchNormalization):
-    """Returns what a batch norm does in inference mode, in float32 and for each channel.
+    """Returns the scale and the shift of a batch norm in inference mode, in float32.
 
-    That is `gamma / sqrt(variance + epsilon)` and `beta - mean * scale` of the moving statistics.
+    For each channel they are `gamma / sqrt(variance + epsilon)` and `beta - mean * scale`, with the
+    moving statistics.
 
     Args:
         norm: a built batch norm, Keras's or ours.
@@ -172,7 +179,7 @@ def scale_and_shift(inputs, scale, shift):
 
 @tf.custom_gradient
 def _half_precision_scale_and_shift(inputs, scale, shift):
-    """One pass over the image instead of two; the gradient of the inputs is one pass, too."""
+    """Takes one pass over the image instead of two, and one for the gradient of the inputs."""
 
     def gradient(upstream):
         wide = tf.cast(upstream, tf.float32)

@@ -1,22 +1,25 @@
 """The hypersphere-embedding head: scaled cosine (or negative angle) logits.
 
-Paper: "Boosting Adversarial Training with Hypersphere Embedding": feature normalisation (FN) and
-weight normalisation (WN), Eq. 4; angular margin (AM), Eq. 6; m-HE (Sec. 3.5), which uses the angle
-itself. The scale `s` is part of the logits, so that training, attack, evaluation and export see the
-same values (the released code keeps it in the loss and evaluates bare cosines).
+Paper: "Boosting Adversarial Training with Hypersphere Embedding". Feature normalisation (FN) and
+weight normalisation (WN) are Eq. 4, the angular margin (AM) is Eq. 6, and m-HE, which uses the
+angle itself, is Sec. 3.5. The scale `s` is part of the logits, so that training, attack, evaluation
+and export see the same values.
 
-Deviations: the released code overwrites the weights with their normalised value in every forward
-pass and takes the gradient past the normalisation; here the normalisation is part of the graph, as
-in Eq. 4, and no forward pass changes a weight. "Additive angular margin" in the paper's text is, in
-Eq. 6 and in the code, a margin on the cosine (`angle="cosine"`) or on the angle (`angle="arc"`).
+Deviations:
+
+* The released code keeps the scale in the loss and evaluates raw cosines.
+* The released code overwrites the weights with their normalised value in every forward pass. Its
+  gradient ignores the normalisation. Here the normalisation is part of the graph, as in Eq. 4, and
+  no forward pass changes a weight.
+* The paper's text says "additive angular margin". In Eq. 6 and in the code it is a margin on the
+  cosine (`angle="cosine"`) or on the angle (`angle="arc"`).
 """
-
-import math
-import numbers
 
 import keras
 import tensorflow as tf
 
+from he_keras.arguments import check_number, check_positive, is_number
+from he_keras.configurable import Configurable
 from he_keras.layers.feature_norm import computation_dtype, normalize
 
 ANGLES = ("cosine", "arc")
@@ -37,7 +40,7 @@ def arccos_with_finite_slope(cosines):
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class CosineHead(keras.layers.Layer):
+class CosineHead(Configurable, keras.layers.Layer):
     """Maps features to `scale * cos(theta)`, or `-scale * theta` for `angle="arc"` (m-HE).
 
     Computes in float32 under any dtype policy (float64 under float64). There is no bias.
@@ -100,39 +103,31 @@ class CosineHead(keras.layers.Layer):
         )
 
     def class_vectors(self):
-        """Returns what features are multiplied by, `(features, num_classes)`; units for WN."""
+        """Returns the vectors that features are multiplied by, `(features, num_classes)`.
+
+        With weight normalisation they have unit length.
+        """
         kernel = tf.cast(tf.convert_to_tensor(self.kernel), computation_dtype(self))
         return normalize(kernel, axis=0) if self.weight_norm else kernel
 
-    def cosines(self, features, class_vectors=None):
-        """Returns `<w_k, z>` with the normalisations switched on: the raw cosines for FN + WN."""
+    def cosines(self, features):
+        """Returns the products of features and class vectors: raw cosines with FN and WN."""
         features = tf.cast(features, computation_dtype(self))
         if self.feature_norm:
             features = normalize(features)
-        vectors = self.class_vectors() if class_vectors is None else class_vectors
-        return tf.matmul(features, vectors)
+        return tf.matmul(features, self.class_vectors())
 
     def call(self, inputs):
         """Returns scaled logits without margin."""
         return self.scale * self.unscaled(inputs)
 
-    def with_fixed_kernel(self):
-        """Returns `call` with the present kernel, normalised once for many passes."""
-        vectors = tf.stop_gradient(self.class_vectors())
-        return lambda features: self.scale * self.unscaled(features, vectors)
-
-    def unscaled(self, features, class_vectors=None):
-        """Returns the logits at scale 1: cosines, or negative angles for `angle="arc"`.
-
-        Args:
-            features: a batch of feature vectors.
-            class_vectors: what `class_vectors()` returned; None computes it now.
-        """
-        cosines = self.cosines(features, class_vectors)
+    def unscaled(self, features):
+        """Returns the logits at scale 1: cosines, or negative angles for `angle="arc"`."""
+        cosines = self.cosines(features)
         return cosines if self.angle == "cosine" else -arccos_with_finite_slope(cosines)
 
     def with_margin(self, logits, labels, margin: float | None = None):
-        """Subtracts `scale * margin` from the true class's logit; for training losses only."""
+        """Subtracts `scale * margin` from the true class's logit, for training losses only."""
         margin = self.margin if margin is None else margin
         offset = tf.cast(self.scale * margin, logits.dtype)
         return logits - offset * tf.one_hot(labels, self.num_classes, dtype=logits.dtype)
@@ -145,35 +140,14 @@ class CosineHead(keras.layers.Layer):
         """Returns (batch, num_classes)."""
         return (input_shape[0], self.num_classes)
 
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "scale": self.scale,
-            "margin": self.margin,
-            "feature_norm": self.feature_norm,
-            "weight_norm": self.weight_norm,
-            "angle": self.angle,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
-
 
 def _check_numbers(num_classes, scale, margin) -> None:
-    if not (_is_finite(num_classes) and num_classes >= 2 and int(num_classes) == num_classes):
+    if not (is_number(num_classes) and num_classes >= 2 and int(num_classes) == num_classes):
         raise ValueError(
             f"Invalid num_classes; expected an integer >= 2; received num_classes={num_classes!r}"
         )
-    if not (_is_finite(scale) and scale > 0):
-        raise ValueError(f"Invalid scale; expected a finite number > 0; received scale={scale!r}")
-    if not (_is_finite(margin) and margin >= 0):
-        raise ValueError(
-            f"Invalid margin; expected a finite number >= 0; received margin={margin!r}"
-        )
-
-
-def _is_finite(value) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    check_positive("scale", scale)
+    check_number("margin", margin, 0)
 
 
 def _check_angle(angle: str, feature_norm: bool, weight_norm: bool) -> None:

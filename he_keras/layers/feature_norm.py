@@ -1,4 +1,4 @@
-"""Feature normalisation (FN): projects each feature vector onto the unit hypersphere.
+"""Feature normalisation (FN) projects each feature vector onto the unit hypersphere.
 
 Paper: "Boosting Adversarial Training with Hypersphere Embedding", Eq. 4.
 """
@@ -13,9 +13,9 @@ _SMALLEST_SQUARED_NORM = 1e-24
 def normalize(vectors, axis: int = -1):
     """Divides vectors by their l2 length; a zero vector stays zero, with zero gradient.
 
-    The square sum is guarded before the square root, so that a zero vector gives neither NaN nor
-    infinity, also in second derivatives. Call it in float32 or float64: half precision squares
-    underflow.
+    The sum of squares is replaced before the square root where it is zero. So a zero vector gives
+    neither NaN nor infinity, also in second derivatives. Call it in float32 or float64, for squares
+    underflow in half precision.
     """
     squared_norm = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
     # Written so that NaN counts as having a direction: it must show, not become zero.
@@ -25,7 +25,7 @@ def normalize(vectors, axis: int = -1):
 
 
 def computation_dtype(layer: keras.layers.Layer) -> str:
-    """Normalisation runs in float32 under half-precision policies; float64 stays float64."""
+    """Returns "float32", also under half-precision policies, or "float64" under that policy."""
     return "float64" if layer.compute_dtype == "float64" else "float32"
 
 
@@ -33,7 +33,7 @@ def computation_dtype(layer: keras.layers.Layer) -> str:
 class FeatureNorm(keras.layers.Layer):
     """Normalises feature vectors to unit l2 length along the last axis, in float32.
 
-    Zero vectors give zero output and zero gradient, where `keras.layers.UnitNormalization` gives
+    Zero vectors give zero output and zero gradient. For them `keras.layers.UnitNormalization` gives
     gradients up to 1e12 (float32) or NaN (float16).
 
     Example:

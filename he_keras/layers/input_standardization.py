@@ -14,8 +14,8 @@ class InputStandardization(keras.layers.Layer):
     """Computes `(images - mean) / std` for each channel, with constants and without weights.
 
     The subtraction happens in float32 under every dtype policy (float64 under float64), and only
-    the result is cast to the compute dtype: bfloat16 has steps of 1/256 just below 1, as wide as a
-    grey level, and a perturbation would be rounded away if the image itself were cast.
+    the result is cast to the compute dtype. Just below 1, bfloat16 has steps of 1/256, as wide as a
+    grey level. If the image itself were cast, a perturbation would be rounded away.
 
     Args:
         mean: The mean of each channel, or one number for all channels.

@@ -23,7 +23,7 @@ A further network is one file: see `he_keras/networks/network.py`.
 
 from he_keras.networks.lenet import LeNet
 from he_keras.networks.mobilenet_v2 import MobileNetV2
-from he_keras.networks.network import get, names
+from he_keras.networks.network import get, names, register
 from he_keras.networks.preact_resnet import PreActResNet, PreActResNet18
 from he_keras.networks.resnet import ResNet
 from he_keras.networks.small_cnn import SmallCNN
@@ -41,4 +41,5 @@ __all__ = [
     "WideResNet",
     "get",
     "names",
+    "register",
 ]

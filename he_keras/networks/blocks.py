@@ -1,17 +1,21 @@
-"""The layers that the families stack: PyTorch's symmetric paddings, He initialisation.
+"""The layers that the families stack, with PyTorch's symmetric paddings and He initialisation.
 
-Keras's `padding="same"` pads a strided convolution at the bottom and on the right only, the papers'
-code on all four sides: here every strided layer has a padding layer of its own before it.
+Keras's `padding="same"` pads a strided convolution at the bottom and on the right only. The papers'
+code pads it on all four sides, so here every strided layer has a padding layer before it.
 """
 
 from collections.abc import Sequence
 
 import keras
 
+from he_keras.arguments import check_choice
 from he_keras.layers.batch_norm import BatchNormalization
-from he_keras.layers.convolution import Conv2D
 
 ACTIVATIONS = ("relu", "softplus", "swish")
+PADDINGS = ("symmetric", "same")
+#: Kinds of shortcuts that change the shape. The first entry says whether the shortcut convolves the
+#: activated input of its block or the input itself. The second is the width of its kernel.
+SHORTCUTS = {"activated": (True, 1), "input": (False, 1), "input-3x3": (False, 3)}
 
 
 def he_normal() -> keras.initializers.Initializer:
@@ -24,22 +28,24 @@ def he_normal() -> keras.initializers.Initializer:
     )
 
 
-class Layers:
+class BlockBuilder:
     """Adds layers to a tensor, with one activation and one kind of batch norm for a whole network.
 
     Args:
         activation: "relu", "softplus" or "swish".
         synchronized: Whether batch statistics are taken over all replicas.
+        padding: "symmetric" pads all four sides alike, as PyTorch does; "same" pads a strided
+            convolution at the bottom and on the right, as JAX and TensorFlow do.
     """
 
-    def __init__(self, activation: str = "relu", synchronized: bool = False) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"unknown activation; expected one of {ACTIVATIONS}; "
-                f"received activation={activation!r}"
-            )
+    def __init__(
+        self, activation: str = "relu", synchronized: bool = False, padding: str = "symmetric"
+    ) -> None:
+        check_choice("activation", activation, ACTIVATIONS)
+        check_choice("padding", padding, PADDINGS)
         self.activation = activation
         self.synchronized = synchronized
+        self.padding = padding
 
     def conv(
         self,
@@ -54,15 +60,13 @@ class Layers:
     ) -> keras.KerasTensor:
         """Adds a convolution that pads `padding` pixels on every side; None pads kernel_size // 2.
 
-        There is no bias by default, for the batch norm that follows has one.
+        There is no bias by default, because the batch norm that follows has one.
         """
-        if kernel_size == 1 and strides > 1:
-            # The same values, by picking pixels first: oneDNN 3.x corrupts memory in the weight
-            # gradient of strided 1x1 convolutions with fewer than 16 input channels.
-            x = keras.layers.AveragePooling2D(1, strides, name=f"{name}_pick")(x)
-            strides = 1
-        x, mode = _pad(x, kernel_size, strides, padding, name)
-        return Conv2D(
+        if self.padding == "same":
+            mode = "same"
+        else:
+            x, mode = _pad(x, kernel_size, strides, padding, name)
+        return keras.layers.Conv2D(
             filters,
             kernel_size,
             strides,
@@ -77,7 +81,7 @@ class Layers:
     ) -> keras.KerasTensor:
         """Adds a convolution of each channel by itself, padded by kernel_size // 2.
 
-        An input value reaches k * k outputs, so the kernel is drawn from N(0, 2 / (k * k)).
+        An input value reaches k * k outputs. So the kernel is drawn from N(0, 2 / (k * k)).
         """
         x, mode = _pad(x, kernel_size, strides, None, name)
         return keras.layers.DepthwiseConv2D(
@@ -134,35 +138,56 @@ def check_stages(stage_widths: Sequence[int], blocks_per_stage: Sequence[int]) -
 
 
 def pre_activation_stage(
-    layers: Layers,
+    build: BlockBuilder,
     x: keras.KerasTensor,
     filters: int,
     num_blocks: int,
     strides: int,
     *,
+    shortcut: str = "activated",
     name: str,
 ) -> keras.KerasTensor:
-    """Adds pre-activation basic blocks, the first of them with the strides."""
+    """Adds pre-activation basic blocks, the first of them with the strides.
+
+    Args:
+        build: What adds the layers.
+        x: The input.
+        filters: Channels of each block.
+        num_blocks: Number of blocks.
+        strides: Of the first block.
+        shortcut: A key of `SHORTCUTS`.
+        name: Beginning of the layers' names.
+    """
+    check_choice("shortcut", shortcut, tuple(SHORTCUTS))
     for block in range(1, num_blocks + 1):
         block_strides = strides if block == 1 else 1
-        x = _pre_activation_block(layers, x, filters, block_strides, name=f"{name}_block{block}")
+        block_name = f"{name}_block{block}"
+        x = _pre_activation_block(build, x, filters, block_strides, shortcut, name=block_name)
     return x
 
 
 def _pre_activation_block(
-    layers: Layers, x: keras.KerasTensor, filters: int, strides: int, *, name: str
+    build: BlockBuilder,
+    x: keras.KerasTensor,
+    filters: int,
+    strides: int,
+    shortcut_kind: str,
+    *,
+    name: str,
 ) -> keras.KerasTensor:
-    """Adds (norm, activation, 3x3 convolution) twice and the shortcut (He et al., 2016, figure 4e).
+    """Adds (norm, activation, 3x3 convolution) twice and the shortcut.
 
-    A shortcut that changes the shape is a 1x1 convolution of the activated input.
+    He et al., 2016, figure 4e.
     """
-    activated = layers.norm_activate(x, name=f"{name}_1")
+    activated = build.norm_activate(x, name=f"{name}_1")
     shortcut = x
     if strides != 1 or x.shape[-1] != filters:
-        shortcut = layers.conv(activated, filters, 1, strides, name=f"{name}_shortcut_conv")
-    x = layers.conv(activated, filters, 3, strides, name=f"{name}_1_conv")
-    x = layers.norm_activate(x, name=f"{name}_2")
-    x = layers.conv(x, filters, 3, name=f"{name}_2_conv")
+        is_activated, kernel_size = SHORTCUTS[shortcut_kind]
+        source = activated if is_activated else x
+        shortcut = build.conv(source, filters, kernel_size, strides, name=f"{name}_shortcut_conv")
+    x = build.conv(activated, filters, 3, strides, name=f"{name}_1_conv")
+    x = build.norm_activate(x, name=f"{name}_2")
+    x = build.conv(x, filters, 3, name=f"{name}_2_conv")
     return keras.layers.Add(name=f"{name}_add")([x, shortcut])
 
 

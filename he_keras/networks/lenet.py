@@ -2,7 +2,7 @@
 
 import keras
 
-from he_keras.networks.blocks import Layers
+from he_keras.networks.blocks import BlockBuilder
 from he_keras.networks.network import ImageShape, Statistics, image_input, register
 
 
@@ -29,11 +29,11 @@ def LeNet(
         synchronized: Without effect, as there is no batch norm.
         name: Name of the model.
     """
-    layers = Layers(activation, synchronized)
+    build = BlockBuilder(activation, synchronized)
     images, x = image_input(input_shape, 4, standardize)
     for index, filters in enumerate((2 * width, 4 * width), start=1):
-        x = layers.conv(x, filters, 5, use_bias=True, name=f"{index}_conv")
-        x = layers.activate(x, name=f"{index}_activation")
+        x = build.conv(x, filters, 5, use_bias=True, name=f"{index}_conv")
+        x = build.activate(x, name=f"{index}_activation")
         x = keras.layers.MaxPooling2D(2, name=f"{index}_pool")(x)
     x = keras.layers.Flatten(name="flatten")(x)
-    return keras.Model(images, layers.dense(x, 64 * width, name="features"), name=name)
+    return keras.Model(images, build.dense(x, 64 * width, name="features"), name=name)

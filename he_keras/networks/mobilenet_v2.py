@@ -1,12 +1,13 @@
 """MobileNetV2 (Sandler et al., 2018), in the variant for 32 x 32 that RAT's code takes.
 
-Against the ImageNet network: strides 1 in the stem and in the second stage, a 1x1 convolution as
-shortcut where a block without strides changes the channels, and ReLU in place of ReLU6.
+It differs from the ImageNet network in three ways. The stem and the second stage have strides 1.
+If a block without strides changes the channels, its shortcut is a 1x1 convolution. ReLU replaces
+ReLU6.
 """
 
 import keras
 
-from he_keras.networks.blocks import Layers, pool_features
+from he_keras.networks.blocks import BlockBuilder, pool_features
 from he_keras.networks.network import ImageShape, Statistics, image_input, register
 
 # expansion, channels, blocks, strides of the first block
@@ -38,21 +39,21 @@ def MobileNetV2(
         synchronized: See `he_keras.networks`.
         name: Name of the model.
     """
-    layers = Layers(activation, synchronized)
+    build = BlockBuilder(activation, synchronized)
     images, x = image_input(input_shape, 8, standardize)
-    x = layers.conv_norm_activate(x, 32, 3, name="stem")
+    x = build.conv_norm_activate(x, 32, 3, name="stem")
     for stage, (expansion, filters, blocks, strides) in enumerate(STAGES, start=1):
         for block in range(1, blocks + 1):
             block_strides = strides if block == 1 else 1
             x = _inverted_residual(
-                layers, x, expansion, filters, block_strides, name=f"stage{stage}_block{block}"
+                build, x, expansion, filters, block_strides, name=f"stage{stage}_block{block}"
             )
-    x = layers.conv_norm_activate(x, 1280, 1, name="final")
+    x = build.conv_norm_activate(x, 1280, 1, name="final")
     return keras.Model(images, pool_features(x), name=name)
 
 
 def _inverted_residual(
-    layers: Layers,
+    build: BlockBuilder,
     x: keras.KerasTensor,
     expansion: int,
     filters: int,
@@ -60,15 +61,15 @@ def _inverted_residual(
     *,
     name: str,
 ) -> keras.KerasTensor:
-    """Adds expansion, depthwise convolution and linear projection; a shortcut without strides."""
+    """Adds expansion, depthwise convolution and linear projection, and a shortcut if unstrided."""
     inputs = x
-    x = layers.conv_norm_activate(x, expansion * x.shape[-1], 1, name=f"{name}_expand")
-    x = layers.depthwise_conv(x, 3, strides, name=f"{name}_depthwise_conv")
-    x = layers.norm_activate(x, name=f"{name}_depthwise")
-    x = layers.conv_norm(x, filters, 1, name=f"{name}_project")
+    x = build.conv_norm_activate(x, expansion * x.shape[-1], 1, name=f"{name}_expand")
+    x = build.depthwise_conv(x, 3, strides, name=f"{name}_depthwise_conv")
+    x = build.norm_activate(x, name=f"{name}_depthwise")
+    x = build.conv_norm(x, filters, 1, name=f"{name}_project")
     if strides != 1:
         return x
     shortcut = inputs
     if inputs.shape[-1] != filters:
-        shortcut = layers.conv_norm(inputs, filters, 1, name=f"{name}_shortcut")
+        shortcut = build.conv_norm(inputs, filters, 1, name=f"{name}_shortcut")
     return keras.layers.Add(name=f"{name}_add")([x, shortcut])

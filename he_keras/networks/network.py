@@ -1,8 +1,9 @@
 """What every network has in common: the entry for images in [0, 1] and the lookup by name.
 
-A network is a plain functional `keras.Model` from images in [0, 1] to a rank-2 feature vector. A
-family is one file: a function in CamelCase that begins with `image_input`, stacks `Layers` and
-returns the model, decorated with `register` (or `register_pattern`) for each of its names.
+A network is a plain functional `keras.Model` from images in [0, 1] to a feature vector. A family is
+one file with a function in CamelCase. The function begins with `image_input`, stacks layers with a
+`BlockBuilder` and returns the model. It is decorated with `register` (or `register_pattern`) for
+each of its names.
 """
 
 import functools
@@ -13,7 +14,9 @@ from typing import Any
 
 import keras
 
+from he_keras.arguments import unknown_name
 from he_keras.layers.input_standardization import Constants, InputStandardization
+from he_keras.registry import Registry
 
 ImageShape = tuple[int, int, int]
 Statistics = tuple[Constants, Constants]
@@ -24,12 +27,12 @@ CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SMALLEST_IMAGENET_SIZE = 64
 
-_NETWORKS: dict[str, functools.partial] = {}
+_NETWORKS: Registry[functools.partial] = Registry("network")
 _PATTERNS: dict[str, tuple[re.Pattern, Builder]] = {}
 
 
 def image_input(
-    input_shape: ImageShape, minimum_size: int, standardize: bool | Statistics
+    input_shape: ImageShape, minimum_size: int, standardize: bool | Statistics, border: int = 0
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     """Returns the float32 input tensor and the tensor that the first layer of the network takes.
 
@@ -39,6 +42,7 @@ def image_input(
         standardize: False for images as they are, `(mean, std)` for own constants, or True for
             those of the likely data set: MNIST's for one channel, for three channels ImageNet's if
             height and width are at least 64 and CIFAR-10's below.
+        border: Black pixels that are added on every side, before the standardisation.
 
     Raises:
         ValueError: The shape is not one of images, too small, or without default constants.
@@ -55,9 +59,10 @@ def image_input(
         )
     statistics = _statistics(input_shape, standardize)
     images = keras.Input(input_shape, dtype="float32", name="images")
-    if statistics is None:
-        return images, images
-    return images, InputStandardization(*statistics, name="standardization")(images)
+    x = keras.layers.ZeroPadding2D(border, name="border")(images) if border else images
+    if statistics is not None:
+        x = InputStandardization(*statistics, name="standardization")(x)
+    return images, x
 
 
 def _is_image_shape(shape: object) -> bool:
@@ -107,10 +112,6 @@ def register(name: str, **presets: Any) -> Callable[[Builder], Builder]:
     """
 
     def decorate(builder: Builder) -> Builder:
-        if name in _NETWORKS:
-            raise ValueError(
-                f"this network is registered already; expected a new name; received name={name!r}"
-            )
         _NETWORKS[name] = functools.partial(builder, **presets)
         return builder
 
@@ -150,7 +151,7 @@ def names() -> list[str]:
         >>> "preact-resnet-18" in he.networks.names()
         True
     """
-    return sorted(_NETWORKS)
+    return _NETWORKS.names()
 
 
 def get(name: str, input_shape: ImageShape | None = None, **options: Any) -> keras.Model:
@@ -197,7 +198,4 @@ def _find(name: str) -> functools.partial:
         presets = _numbers(expression, str(name))
         if presets:
             return functools.partial(builder, **presets)
-    raise ValueError(
-        f"unknown network; expected one of {names()} or the form {' or '.join(_PATTERNS)}; "
-        f"received name={name!r}"
-    )
+    raise unknown_name("network", name, (*names(), *_PATTERNS))

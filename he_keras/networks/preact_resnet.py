@@ -1,16 +1,17 @@
 """Pre-activation ResNets for small images (He et al., 2016, "Identity mappings ...").
 
-As in the code of "Fast is better than free" (Wong et al., 2020), whose PreActResNet-18 HE's FastAT
-and FreeAT results use: a bare 3x3 convolution as stem, a batch norm and activation before the
-pooling. One deviation: a shortcut that changes the shape takes the activated input, as in the paper
-and in WideResNet, where copies of that code differ. The number of parameters is the same.
+This is PreActResNet-18 of "Fast is better than free" (Wong et al., 2020), which HE's FastAT and
+FreeAT results use. Its stem is a single 3x3 convolution, and a batch norm and an activation come
+before the pooling. One deviation: a shortcut that changes the shape takes the activated input, as
+in the paper and in WideResNet. Copies of that code differ here; the number of parameters is the
+same.
 """
 
 from collections.abc import Sequence
 
 import keras
 
-from he_keras.networks.blocks import Layers, check_stages, pool_features, pre_activation_stage
+from he_keras.networks.blocks import BlockBuilder, check_stages, pool_features, pre_activation_stage
 from he_keras.networks.network import ImageShape, Statistics, image_input, register
 
 
@@ -23,20 +24,28 @@ def PreActResNet(
     standardize: bool | Statistics = True,
     activation: str = "relu",
     synchronized: bool = False,
+    stem_width: int | None = None,
+    padding: str = "symmetric",
+    shortcut: str = "activated",
+    final_norm: bool = True,
     name: str = "preact_resnet",
 ) -> keras.Model:
-    """Builds a pre-activation ResNet with any stages; each after the first halves the resolution.
+    """Builds a pre-activation ResNet; each stage after the first halves the resolution.
 
-    Three stages of one block with widths 32, 64 and 128 ("preact-resnet-small") take 47 million
-    multiply-accumulates an image in their 3x3 convolutions, little enough for a CPU.
+    "preact-resnet-small" takes 47 million multiply-accumulates an image, little enough for a CPU.
 
     Args:
         input_shape: `(height, width, channels)`, at least 1 x 1 at the last stage.
-        stage_widths: Channels of each stage; the stem has those of the first.
+        stage_widths: Channels of each stage.
         blocks_per_stage: Blocks of two convolutions in each stage.
         standardize: See `he_keras.networks`.
         activation: See `he_keras.networks`.
         synchronized: See `he_keras.networks`.
+        stem_width: Channels of the first convolution; None for those of the first stage.
+        padding: "symmetric", or "same" as in DeepMind's code, see `blocks.BlockBuilder`.
+        shortcut: What a shortcut that changes the shape convolves: the block's "activated" input,
+            or the "input" (Wong et al.), by 3x3 kernels with "input-3x3" (DeepMind).
+        final_norm: Whether a batch norm and an activation stand before the pooling.
         name: Name of the model.
 
     Example:
@@ -45,15 +54,17 @@ def PreActResNet(
         (None, 8)
     """
     check_stages(stage_widths, blocks_per_stage)
-    layers = Layers(activation, synchronized)
+    build = BlockBuilder(activation, synchronized, padding)
     images, x = image_input(input_shape, 2 ** (len(stage_widths) - 1), standardize)
-    x = layers.conv(x, stage_widths[0], 3, name="stem_conv")
+    x = build.conv(x, stem_width or stage_widths[0], 3, name="stem_conv")
     for stage, (width, blocks) in enumerate(
         zip(stage_widths, blocks_per_stage, strict=True), start=1
     ):
         strides = 1 if stage == 1 else 2
-        x = pre_activation_stage(layers, x, width, blocks, strides, name=f"stage{stage}")
-    x = layers.norm_activate(x, name="final")
+        sizes = width, blocks, strides
+        x = pre_activation_stage(build, x, *sizes, shortcut=shortcut, name=f"stage{stage}")
+    if final_norm:
+        x = build.norm_activate(x, name="final")
     return keras.Model(images, pool_features(x), name=name)
 
 

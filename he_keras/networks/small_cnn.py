@@ -2,7 +2,7 @@
 
 import keras
 
-from he_keras.networks.blocks import Layers
+from he_keras.networks.blocks import BlockBuilder
 from he_keras.networks.network import ImageShape, Statistics, image_input, register
 
 
@@ -17,9 +17,9 @@ def SmallCNN(
 ) -> keras.Model:
     """Builds four unpadded 3x3 convolutions (32, 32, 64, 64) and two dense layers of 200 units.
 
-    Dropout stands between the dense layers and acts in training only. Convolutions are drawn from
-    He's normal distribution, fan-out; the dense layers too, fan-in, where TRADES keeps PyTorch's
-    default.
+    Dropout stands between the dense layers and acts in training only. Kernels are drawn from He's
+    normal distribution (fan-out for the convolutions, fan-in for the dense layers). TRADES keeps
+    PyTorch's default for the dense layers.
 
     Args:
         input_shape: `(height, width, channels)`, at least 16 x 16.
@@ -29,16 +29,16 @@ def SmallCNN(
         synchronized: Without effect, as there is no batch norm.
         name: Name of the model.
     """
-    layers = Layers(activation, synchronized)
+    build = BlockBuilder(activation, synchronized)
     images, x = image_input(input_shape, 16, standardize)
     for stage, filters in enumerate((32, 64), start=1):
         for index in (1, 2):
             prefix = f"stage{stage}_{index}"
-            x = layers.conv(x, filters, 3, padding=0, use_bias=True, name=f"{prefix}_conv")
-            x = layers.activate(x, name=f"{prefix}_activation")
+            x = build.conv(x, filters, 3, padding=0, use_bias=True, name=f"{prefix}_conv")
+            x = build.activate(x, name=f"{prefix}_activation")
         x = keras.layers.MaxPooling2D(2, name=f"stage{stage}_pool")(x)
     x = keras.layers.Flatten(name="flatten")(x)
-    x = layers.dense(x, 200, name="hidden")
+    x = build.dense(x, 200, name="hidden")
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
-    return keras.Model(images, layers.dense(x, 200, name="features"), name=name)
+    return keras.Model(images, build.dense(x, 200, name="features"), name=name)

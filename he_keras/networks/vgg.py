@@ -2,7 +2,7 @@
 
 import keras
 
-from he_keras.networks.blocks import Layers, pool_features
+from he_keras.networks.blocks import BlockBuilder, pool_features
 from he_keras.networks.network import ImageShape, Statistics, image_input, register
 
 STAGES = ((4, 4), (8, 8), (16, 16, 16), (32, 32, 32), (32, 32, 32))
@@ -20,8 +20,8 @@ def VGG16BN(
     """Builds VGG-16-BN: thirteen 3x3 convolutions in five stages, each closed by a max-pool.
 
     Width 16 gives the usual 64 to 512 channels and 512 features. PAS trains width 8, that is 32 to
-    256, on images that are not standardised. Its convolutions have a bias that batch norm undoes;
-    these have none.
+    256 channels, on images that are not standardised. Its convolutions have a bias, which the batch
+    norm cancels. These have none.
 
     Args:
         input_shape: `(height, width, channels)`, at least 32 x 32.
@@ -31,10 +31,10 @@ def VGG16BN(
         synchronized: See `he_keras.networks`.
         name: Name of the model.
     """
-    layers = Layers(activation, synchronized)
+    build = BlockBuilder(activation, synchronized)
     images, x = image_input(input_shape, 32, standardize)
     for stage, factors in enumerate(STAGES, start=1):
         for index, factor in enumerate(factors, start=1):
-            x = layers.conv_norm_activate(x, factor * width, 3, name=f"stage{stage}_{index}")
+            x = build.conv_norm_activate(x, factor * width, 3, name=f"stage{stage}_{index}")
         x = keras.layers.MaxPooling2D(2, name=f"stage{stage}_pool")(x)
     return keras.Model(images, pool_features(x), name=name)

@@ -5,7 +5,7 @@ As in the code of TRADES and HE, without their block `sub_block1`, which no forw
 
 import keras
 
-from he_keras.networks.blocks import Layers, pool_features, pre_activation_stage
+from he_keras.networks.blocks import BlockBuilder, pool_features, pre_activation_stage
 from he_keras.networks.network import ImageShape, Statistics, image_input, register_pattern
 
 
@@ -20,6 +20,8 @@ def WideResNet(
     standardize: bool | Statistics = True,
     activation: str = "relu",
     synchronized: bool = False,
+    padding: str = "symmetric",
+    border: int = 0,
     name: str | None = None,
 ) -> keras.Model:
     """Builds a WideResNet: three stages of 16, 32 and 64 times `width` channels.
@@ -31,6 +33,8 @@ def WideResNet(
         standardize: See `he_keras.networks`.
         activation: See `he_keras.networks`.
         synchronized: See `he_keras.networks`.
+        padding: "symmetric", or "same" as in DeepMind's code, see `blocks.BlockBuilder`.
+        border: Black pixels that are added on every side of the image.
         name: Name of the model; None names it after depth and width.
 
     Example:
@@ -45,12 +49,12 @@ def WideResNet(
         )
     if width < 1:
         raise ValueError(f"width is too small; expected at least 1; received width={width}")
-    layers = Layers(activation, synchronized)
-    images, x = image_input(input_shape, 4, standardize)
-    x = layers.conv(x, 16, 3, name="stem_conv")
+    build = BlockBuilder(activation, synchronized, padding)
+    images, x = image_input(input_shape, 4, standardize, border)
+    x = build.conv(x, 16, 3, name="stem_conv")
     for stage, (filters, strides) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
         x = pre_activation_stage(
-            layers, x, filters * width, (depth - 4) // 6, strides, name=f"stage{stage}"
+            build, x, filters * width, (depth - 4) // 6, strides, name=f"stage{stage}"
         )
-    x = layers.norm_activate(x, name="final")
+    x = build.norm_activate(x, name="final")
     return keras.Model(images, pool_features(x), name=name or f"wide_resnet_{depth}_{width}")

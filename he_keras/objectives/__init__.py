@@ -14,7 +14,7 @@ from he_keras.objectives.grad_align import GradAlign
 from he_keras.objectives.llr import LLR
 from he_keras.objectives.mart import MART
 from he_keras.objectives.n_fgsm import NFGSM
-from he_keras.objectives.objective import Objective, TrainingPass
+from he_keras.objectives.objective import Objective, TrainingPass, TrainingStep
 from he_keras.objectives.pgd_at import PGDAT
 from he_keras.objectives.rat import RAT
 from he_keras.objectives.registry import get, names, register
@@ -38,6 +38,7 @@ __all__ = [
     "Standard",
     "TRADES",
     "TrainingPass",
+    "TrainingStep",
     "get",
     "names",
     "register",

@@ -3,21 +3,17 @@
 Paper: Kannan et al. 2018; with HE: "Boosting Adversarial Training with Hypersphere Embedding",
 Table 1.
 Loss: `w CE(o(x)) + (1 - w) CE(o(x')) + beta * pairing(o(x), o(x'))`. The defaults follow the
-released
-code: w = 0.5, pairing is the mean squared difference over the classes, on *unscaled* cosines for HE
-heads. The paper's text pairs by the (unsquared) l2 norm: `pairing="l2"`; `pair_scaled=True` pairs
-the scaled logits. Cost per example: as PGD-AT plus one forward and full backward pass.
+released code: w = 0.5, and the pairing is the mean squared difference over the classes, on
+*unscaled* cosines for HE heads. The paper's text pairs by the l2 norm, not squared: `pairing="l2"`.
+`pair_scaled=True` pairs the scaled logits.
+Cost per example: that of PGD-AT, and one forward and full backward pass.
 """
 
 import keras
 import tensorflow as tf
 
-from he_keras.attacks.checks import check_number
-from he_keras.objectives.objective import (
-    IteratedObjective,
-    TrainingPass,
-    unscaled,
-)
+from he_keras.arguments import check_number
+from he_keras.objectives.objective import IteratedObjective, TrainingPass, unscaled
 from he_keras.objectives.registry import register
 
 _SMALLEST_SQUARED_NORM = 1e-24
@@ -77,16 +73,6 @@ class ALP(IteratedObjective):
         mixed = self.clean_weight * clean_loss + (1.0 - self.clean_weight) * adversarial_loss
         paired = PAIRINGS[self.pairing](difference)
         return TrainingPass(mixed + self.beta * paired, logits, clean_logits)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "beta": self.beta,
-            "clean_weight": self.clean_weight,
-            "pairing": self.pairing,
-            "pair_scaled": self.pair_scaled,
-        }
 
 
 def _mean_square(difference):

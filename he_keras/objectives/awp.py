@@ -1,40 +1,35 @@
 """AWP: adversarial training at adversarially perturbed weights, around any objective.
 
-Paper: Wu et al. 2020, "Adversarial weight perturbation helps robust generalization"; inside RAT's
-released code too. A proxy of the model makes one step of gradient *ascent* on the training loss of
+Paper: Wu et al. 2020, "Adversarial weight perturbation helps robust generalization"; RAT's released
+code contains it. A proxy of the model makes one step of gradient *ascent* on the training loss of
 the batch; for each weight tensor w with two axes or more the difference d is rescaled to the
 tensor's own length, and the loss is minimised at the perturbed weights:
 
     v = gamma * |w| * d / |d|,    w <- w - lr * grad loss(w + v)
 
-With one step of plain SGD, d is the gradient times the proxy's learning rate, which cancels: there
-is no such argument. Biases and batch norm's scale and shift are not perturbed, and the adversarial
-images are those of the unperturbed weights. The proxy's passes leave no trace in batch-norm
-statistics; those of the training passes, at w + v, do, as in the released code.
+With one step of plain SGD, d is the gradient times the proxy's learning rate. The rate cancels, so
+there is no argument for it. Biases and batch norm's scale and shift are not perturbed, and the
+adversarial images are those of the unperturbed weights. The proxy's passes leave no trace in
+batch-norm statistics. The training passes, at w + v, do, as in the released code.
 
 Deviations: the released code adds v to the weights and subtracts it after the optimizer's step.
-Here nothing is assigned (`ShownValues`), which saves two roundings; weight decay and
-regularisers act on w, there on w + v: a relative difference of gamma in the decay. Weights that are
-frozen are not perturbed. A tensor with a zero or non-finite gradient stays where it is.
+Here nothing is assigned (`VariableOverrides`), which saves two roundings. Weight decay and
+regularisers act on w, in the released code on w + v: a relative difference of gamma in the decay.
+Weights that are frozen are not perturbed. A tensor with a zero or non-finite gradient stays where
+it is.
 Cost: the base's, and its training passes (forward and backward) once more.
 """
-
-import copy
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from he_keras.attacks.checks import check_number
+from he_keras.arguments import check_number
 from he_keras.distribution import replicas
-from he_keras.objectives.objective import TrainingPass
+from he_keras.objectives import added_losses
+from he_keras.objectives.objective import TrainingPass, weighted
 from he_keras.objectives.registry import register
-from he_keras.objectives.shown_values import ShownValues
-from he_keras.objectives.wrapped import (
-    WrappedObjective,
-    check_single_update,
-    weighted,
-)
+from he_keras.objectives.variable_overrides import VariableOverrides
+from he_keras.objectives.wrapped import WrappedObjective, check_single_update
 
 
 @register("awp")
@@ -42,14 +37,16 @@ from he_keras.objectives.wrapped import (
 class AWP(WrappedObjective):
     """Computes the training loss of another objective at weights perturbed against it.
 
-    Batch-norm statistics come from the passes of the base. FreeAT, and FastAT with
-    `initialization="previous"`, are refused: their step is more than crafting and one update. A
-    base that keeps training state, such as an adaptive ELLE, is refused when the model is built.
+    Batch-norm statistics come from the passes of the base. FreeAT and FastAdv+ are refused: they
+    carry state from one update to the next. A base whose losses change its state, such as an
+    adaptive ELLE, is refused when the model is built.
 
     Args:
         threat: the threat model trained against; None if the base is an objective.
         base: the objective: an `Objective`, a name, or `{"name": "trades", "beta": 6.0}`.
-        gamma: length of the perturbation of a tensor, relative to the tensor's.
+        gamma: length of the perturbation of a tensor, relative to the tensor's. The default is the
+            released code's for TRADES (after ten epochs of warm-up, RAT's too); for plain
+            adversarial training that code has 0.01 (without warm-up).
         warm_up_steps: training steps without perturbation (RAT's code: ten epochs of them).
         **kwargs: further arguments of a base given by name.
 
@@ -79,7 +76,7 @@ class AWP(WrappedObjective):
                 f"base={type(self.base).__name__}"
             )
         check_single_update("AWP", self.base)
-        self.gamma: Any = float(gamma)
+        self.gamma = float(gamma)
         self.warm_up_steps = int(warm_up_steps)
 
     def build(self, image_shape: tuple[int, ...]) -> None:
@@ -92,64 +89,45 @@ class AWP(WrappedObjective):
                 f"{', '.join(sorted(self.state_arrays()))}"
             )
 
-    def at_step(self, step) -> "AWP":
-        """Returns a copy whose `gamma` is a scalar tensor, zero during the warm-up."""
-        now: Any = super().at_step(step)
-        if not self.warm_up_steps:
-            return now
-        now = copy.copy(now)
-        is_warm = tf.cast(step, tf.int64) >= self.warm_up_steps
-        now.gamma = tf.where(is_warm, self.gamma, 0.0)
-        return now
+    def gamma_at(self, step_number):
+        """The length of the perturbation at a training step: zero during the warm-up."""
+        if step_number is None or not self.warm_up_steps:
+            return self.gamma
+        is_warm = tf.cast(step_number, tf.int64) >= self.warm_up_steps
+        return tf.where(is_warm, self.gamma, 0.0)
 
-    def weighted_forward(
-        self, model, images, labels, x_adv, training: bool = True, sample_weight=None
-    ) -> TrainingPass:
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
         """The base's passes, once for the perturbation and once at the perturbed weights."""
 
         def base_pass():
-            # Not a zero-argument `super()`, which this inner function does not know.
-            return WrappedObjective.weighted_forward(
-                self, model, images, labels, x_adv, training, sample_weight
-            )
+            return self.base.forward_in_step(model, images, labels, x_adv, step, training)
+
+        def losses():
+            return weighted(base_pass().losses, step.sample_weight)
 
         variables = perturbed_variables(model)
-        perturbations = self._perturbations(model, variables, base_pass, sample_weight)
+        perturbations = self._perturbations(model, variables, losses, self.gamma_at(step.number))
         values = [
             tf.convert_to_tensor(variable) + perturbation
             for variable, perturbation in zip(variables, perturbations, strict=True)
         ]
-        with ShownValues(zip(variables, values, strict=True)) as scope:
+        with VariableOverrides(zip(variables, values, strict=True)) as scope:
             training_pass = base_pass()
         scope.keep_updates(model)
         return training_pass
 
-    def _perturbations(self, model, variables, base_pass, sample_weight) -> list:
+    def _perturbations(self, model, variables, losses, gamma) -> list:
         values = [tf.stop_gradient(tf.convert_to_tensor(variable)) for variable in variables]
 
         def ascend():
-            gradients = self._gradients(model, variables, values, base_pass, sample_weight)
+            gradients = _gradients(model, variables, values, losses)
             pairs = zip(gradients, values, strict=True)
-            return [tf.stop_gradient(perturbation(*pair, self.gamma)) for pair in pairs]
+            return [tf.stop_gradient(perturbation(*pair, gamma)) for pair in pairs]
 
-        if not tf.is_tensor(self.gamma) or replicas.count() > 1:
+        if not tf.is_tensor(gamma) or replicas.count() > 1:
             # Replicas cannot exchange gradients inside a condition.
             return ascend()
-        return tf.cond(self.gamma > 0.0, ascend, lambda: [tf.zeros_like(each) for each in values])
-
-    def _gradients(self, model, variables, values, base_pass, sample_weight) -> list:
-        """The gradients of the loss over the batches of all replicas, up to a common factor."""
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(values)
-            with ShownValues(zip(variables, values, strict=True)):
-                losses = weighted(base_pass().losses, sample_weight)
-            count = replicas.total(tf.cast(tf.size(losses), losses.dtype))
-            loss = tf.reduce_sum(losses) / count
-            optimizer = getattr(model, "optimizer", None)
-            # Loss scaling, which cancels too, keeps half-precision gradients from underflow.
-            loss = loss if optimizer is None else optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, values, unconnected_gradients="zero")
-        return replicas.total(gradients)
+        return tf.cond(gamma > 0.0, ascend, lambda: [tf.zeros_like(each) for each in values])
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""
@@ -158,6 +136,22 @@ class AWP(WrappedObjective):
             "gamma": self.gamma,
             "warm_up_steps": self.warm_up_steps,
         }
+
+
+def _gradients(model, variables, values, losses) -> list:
+    """The gradients of the loss over the batches of all replicas, up to a common factor."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        # What layers add to the loss is not ascended, and counts in the second pass alone.
+        with VariableOverrides(zip(variables, values, strict=True)), added_losses.collected():
+            per_example = losses()
+        count = replicas.total(tf.cast(tf.size(per_example), per_example.dtype))
+        loss = tf.reduce_sum(per_example) / count
+        optimizer = getattr(model, "optimizer", None)
+        # Loss scaling, which cancels too, keeps half-precision gradients from underflow.
+        loss = loss if optimizer is None else optimizer.scale_loss(loss)
+    gradients = tape.gradient(loss, values, unconnected_gradients="zero")
+    return replicas.total(gradients)
 
 
 def perturbed_variables(model) -> list:

@@ -7,12 +7,12 @@ y, z1 and z2 uniform in the threat model around x, a uniform in [0, 1], `z = (1 
 and x' FGSM's example. Unlike GradAlign it needs no gradient of a gradient.
 
 ELLE-A (`adaptive=True`): lambda starts at 0. When the mean error of a batch exceeds the mean of all
-batches before by two standard deviations, lambda becomes `penalty_weight` from the next batch on;
-else it is multiplied by 0.99. As in the released code, three batches have to be known first.
+earlier batches by two standard deviations, lambda becomes `penalty_weight` from the next batch on;
+otherwise it is multiplied by 0.99. As in the released code, this begins after three batches.
 
-As there, FGSM starts at the image and the three points pass through the network as one batch in
-training mode. With an HE head the penalty sees what the adversary sees: scaled logits without
-margin, and no label smoothing.
+As in the released code, FGSM starts at the image, and the three points pass through the network as
+one batch in training mode. With an HE head the penalty sees what the adversary sees: scaled logits
+without margin, and no label smoothing.
 
 Deviations: z1 and z2 are clipped to the bounds, as is x'; the adversary runs in inference mode, as
 in `FastAT`.
@@ -24,14 +24,16 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.checks import check_flag, check_number
+from he_keras.arguments import check_flag, check_number
 from he_keras.distribution import replicas
-from he_keras.objectives.fast_at import FastAT
+from he_keras.objectives.fast_at import FastAT, radius_of_papers
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register
 
-# Keep the draws of the penalty apart from the start of the adversary, which uses the step's seed.
+# Numbers of random streams: any that differ from one another. They keep the draws of the penalty
+# apart from the start of the adversary, which uses the step's seed itself.
 _FIRST, _SECOND, _SHARE = 7_011, 7_012, 7_013
+# Of ELLE-A, as in the released code.
 _DECAY = 0.99
 _SENSITIVITY = 2.0
 _KNOWN_BATCHES = 3
@@ -81,27 +83,34 @@ class ELLE(FastAT):
         self._watch: NonlinearityWatch | None = None
 
     def build(self, image_shape: tuple[int, ...]) -> None:
-        """Creates the perturbation buffer and the state of ELLE-A, where they are needed."""
-        super().build(image_shape)
+        """Creates the state of ELLE-A, where it is needed."""
         if self.adaptive and self._watch is None:
             self._watch = NonlinearityWatch(self.penalty_weight)
 
-    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """The adversarial pass, then the penalty; its points come from the seed of this step."""
+    def forward(
+        self, model, images, labels, x_adv, training: bool = True, seed=(0, 0), step_number=None
+    ) -> TrainingPass:
+        """The adversarial pass, then the penalty, whose points come from the seed."""
         training_pass = super().forward(model, images, labels, x_adv, training)
-        errors = self.linearity_errors(model, images, labels, model.step_seed(), training)
+        errors = self.linearity_errors(model, images, labels, seed, training, step_number)
         weight = self.penalty_weight if self._watch is None else self._watch.weight()
         if self._watch is not None and training:
             self._watch.observe(tf.stop_gradient(errors))
         return training_pass._replace(losses=training_pass.losses + weight * errors)
 
-    def linearity_errors(self, model, images, labels, seed=(0, 0), training: bool = True):
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
+        """`forward`, whose penalty draws within the radius of the step."""
+        return self.forward(model, images, labels, x_adv, training, step.seed, step.number)
+
+    def linearity_errors(
+        self, model, images, labels, seed=(0, 0), training: bool = True, step_number=None
+    ):
         """Returns the squared error of the linear interpolation of each example's loss."""
         first, second, share_seed = (
             tf.random.fold_in(seed, stream) for stream in (_FIRST, _SECOND, _SHARE)
         )
-        first = self.threat.random_start(images, first)
-        second = self.threat.random_start(images, second)
+        threat = self.sizes_at(step_number).threat
+        first, second = threat.random_start(images, first), threat.random_start(images, second)
         share = tf.random.stateless_uniform(tf.shape(labels), share_seed, dtype=images.dtype)
         of_images = tf.reshape(share, [-1] + [1] * (images.shape.rank - 1))
         between = (1.0 - of_images) * first + of_images * second
@@ -112,34 +121,23 @@ class ELLE(FastAT):
         return tf.square(loss_between - (1.0 - share) * first_loss - share * second_loss)
 
     def logs(self) -> dict:
-        """Returns what `fit` reports beside metrics: see `Objective`, and ELLE-A's weight."""
-        adapted = {} if self._watch is None else {"penalty_weight": self._watch.weight()}
-        return {**super().logs(), **adapted}
+        """Returns what `fit` reports beside metrics: the weight of ELLE-A."""
+        return {} if self._watch is None else {"penalty_weight": self._watch.weight()}
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """The perturbation buffer and ELLE-A's weight and statistics, where there are any."""
-        watched = {} if self._watch is None else self._watch.to_arrays()
-        return {**super().state_arrays(), **watched}
+        """ELLE-A's weight and statistics, where there are any."""
+        return {} if self._watch is None else self._watch.to_arrays()
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state_arrays` returned."""
-        super().load_state_arrays(arrays)
         if self._watch is not None:
             self._watch.from_arrays(arrays)
 
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "penalty_weight": self.penalty_weight,
-            "adaptive": self.adaptive,
-        }
-
 
 class NonlinearityWatch:
-    """The weight of ELLE-A: raised by an outlier among the batches' mean errors, else decaying.
+    """The weight of ELLE-A: an outlier among the batches' mean errors raises it, else it decays.
 
-    Mean and variance of all errors so far are kept by Welford's recurrence. Every replica of a
+    Welford's recurrence keeps the mean and the variance of all errors so far. Every replica of a
     distribution strategy sees the mean error of the whole batch.
 
     Args:
@@ -157,15 +155,8 @@ class NonlinearityWatch:
 
     def __init__(self, largest_weight: float) -> None:
         self.largest_weight = largest_weight
-        # Outside any graph, where a model that builds itself in its first step would put it.
-        with tf.init_scope():
-            self._state = tf.Variable(
-                tf.zeros([4]),  # weight, number of batches, mean error, sum of squared deviations
-                trainable=False,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                name="nonlinearity",
-            )
+        # Weight, number of batches, mean error, sum of squared deviations.
+        self._state = replicas.own_variable(np.zeros(4, np.float32), "nonlinearity")
 
     def weight(self):
         """The weight for the next batch."""
@@ -186,15 +177,12 @@ class NonlinearityWatch:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the state, which is the same on all replicas."""
-        return {"nonlinearity": self._copies()[0].numpy()}
+        return {"nonlinearity": replicas.copies(self._state)[0].numpy()}
 
     def from_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Restores what `to_arrays` returned."""
-        for each in self._copies():
+        for each in replicas.copies(self._state):
             each.assign(tf.constant(arrays["nonlinearity"], tf.float32))
-
-    def _copies(self) -> tuple:
-        return tf.distribute.get_strategy().experimental_local_results(self._state)
 
 
 def recommended_weight(threat, adaptive: bool = False) -> float:
@@ -206,15 +194,9 @@ def recommended_weight(threat, adaptive: bool = False) -> float:
         >>> [recommended_weight(he.ThreatModel("linf", e)) for e in ("8/255", "12/255", "24/255")]
         [1000.0, 5000.0, 10000.0]
     """
-    if threat.norm != "linf":
-        raise ValueError(
-            "No recommended penalty_weight for this norm; expected penalty_weight=... (the paper "
-            f"has values for linf only); received norm={threat.norm!r}, penalty_weight=None"
-        )
+    radius = radius_of_papers(threat)
     if adaptive:
         return 4000.0
-    low, high = threat.bounds
-    in_8_bit_units = 255.0 * threat.epsilon / (high - low)
-    if in_8_bit_units < 9.0:
+    if radius < 9.0:
         return 1000.0
-    return 5000.0 if in_8_bit_units < 21.0 else 10000.0
+    return 5000.0 if radius < 21.0 else 10000.0

@@ -1,24 +1,27 @@
 """FastAdv+: single-step training that recovers from a collapse by a few batches of PGD.
 
 Paper: Li et al. 2020, "Towards understanding fast adversarial training". Training is FastAT's until
-robust accuracy, watched by `callbacks.OverfittingGuard(on_collapse="recover")`, drops; the next
+robust accuracy, watched by `callbacks.OverfittingGuard(on_collapse="recover")`, drops. The next
 `recovery_batches` batches are trained on PGD examples, which brings robustness back without going
-back to older weights; then single steps again.
+back to older weights. Then single steps follow again.
 
-Deviations: the paper leaves the number of PGD steps to the reader; here PGD-10 with Madry's step
-from a uniform start. The adversary runs in inference mode, as in `FastAT`.
-Cost per example: as `FastAT`; in recovery K (forward + backward), then 1 forward + 1 full backward.
+Deviations: the paper leaves the number of PGD steps to the reader; here it is PGD-10 with Madry's
+step from a uniform start. The adversary runs in inference mode, as in `FastAT`.
+Cost per example: that of `FastAT`; in recovery K (forward + backward), then 1 forward + 1 full
+backward.
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks.checks import check_positive_integer
-from he_keras.attacks.victim import Victim
+from he_keras.arguments import check_positive_integer
+from he_keras.attacks.framework.victim import Victim
+from he_keras.distribution import replicas
 from he_keras.objectives.fast_at import FastAT
-from he_keras.objectives.objective import training_attack
+from he_keras.objectives.objective import Sizes, last_iterate, training_attack
 from he_keras.objectives.registry import register
+from he_keras.threat import ThreatModel
 
 
 @register("fast_adv_plus")
@@ -41,6 +44,8 @@ class FastAdvPlus(FastAT):
         20
     """
 
+    threat: ThreatModel
+
     def __init__(
         self, threat, recovery_batches: int = 20, recovery_steps: int = 10, **kwargs
     ) -> None:
@@ -48,24 +53,16 @@ class FastAdvPlus(FastAT):
         check_positive_integer("recovery_batches", recovery_batches)
         check_positive_integer("recovery_steps", recovery_steps)
         self.recovery_batches = recovery_batches
+        self.recovery_steps = recovery_steps
         self.recovery_attack = training_attack(
             threat, recovery_steps, 2.5 * threat.epsilon / recovery_steps, random_start=True
         )
         self._remaining: tf.Variable | None = None
 
     def build(self, image_shape: tuple[int, ...]) -> None:
-        """Creates the perturbation buffer where one is needed, and the count of PGD batches."""
-        super().build(image_shape)
+        """Creates the count of PGD batches."""
         if self._remaining is None:
-            # Outside any graph, where a model that builds itself in its first step would put it.
-            with tf.init_scope():
-                self._remaining = tf.Variable(
-                    0,
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                    name="recovery_batches",
-                )
+            self._remaining = replicas.own_variable(0, "recovery_batches")
 
     def start_recovery(self) -> None:
         """Trains the next `recovery_batches` batches on PGD examples."""
@@ -76,41 +73,40 @@ class FastAdvPlus(FastAT):
         """Batches of PGD training that are still to come."""
         return max(int(each.numpy()) for each in self._copies())
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """One step, or PGD while recovering."""
         single_step = super().craft
         return tf.cond(
             self._count().read_value() > 0,
-            lambda: self.recovery_attack.perturb(Victim(model, streams=None), images, labels, seed),
-            lambda: single_step(model, images, labels, seed),
+            lambda: self._recovery_images(model, images, labels, seed, step_number),
+            lambda: single_step(model, images, labels, seed, step_number),
         )
 
-    def train_step(self, model, images, labels, sample_weight):
-        """Trains on the batch and counts it."""
-        training_pass = super().train_step(model, images, labels, sample_weight)
+    def recovery_sizes_at(self, step_number=None) -> Sizes:
+        """Sizes of PGD: its steps follow the radius; a scheduled step size is the single step's."""
+        sizes = self.sizes_at(step_number)
+        if sizes.scheduled_step_size is None:
+            return sizes
+        return Sizes(sizes.threat, sizes.threat.epsilon / self.threat.epsilon)
+
+    def _recovery_images(self, model, images, labels, seed, step_number):
+        victim, sizes = Victim(model), self.recovery_sizes_at(step_number)
+        return last_iterate(self.recovery_attack, victim, images, labels, seed, sizes)
+
+    def after_update(self, images, x_adv, gradient, step) -> None:
+        """Counts the batch."""
         count = self._count()
         count.assign(tf.maximum(count.read_value() - 1, 0))
-        return training_pass
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """The perturbation buffer, where there is one, and the batches of PGD still to come."""
-        counted = {} if self._remaining is None else {"recovery": self._copies()[0].numpy()}
-        return {**super().state_arrays(), **counted}
+        """The batches of PGD still to come."""
+        return {} if self._remaining is None else {"recovery": self._copies()[0].numpy()}
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state_arrays` returned."""
-        super().load_state_arrays(arrays)
         if self._remaining is not None:
             for each in self._copies():
                 each.assign(int(arrays["recovery"]))
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "recovery_batches": self.recovery_batches,
-            "recovery_steps": self.recovery_attack.num_steps,
-        }
 
     def _count(self) -> tf.Variable:
         if self._remaining is None:
@@ -121,4 +117,4 @@ class FastAdvPlus(FastAT):
         return self._remaining
 
     def _copies(self) -> tuple:
-        return tf.distribute.get_strategy().experimental_local_results(self._count())
+        return replicas.copies(self._count())

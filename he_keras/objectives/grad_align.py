@@ -5,7 +5,7 @@ Loss: `CE(o(x'), y) + lambda * (1 - cos(g(x), g(x + u)))`, with `g(z)` the gradi
 `CE(o(z), y)` by the image z, u uniform in the threat model, and x' FGSM's example. After
 catastrophic overfitting the two gradients are nearly orthogonal; the penalty keeps single steps
 useful at large epsilon. As in the released code, FGSM starts at the image, all passes of the
-penalty run in training mode, and the weights are reached through `g(x + u)` only; the paper's
+penalty run in training mode, and only `g(x + u)` is differentiated by the weights. The paper's
 formula differentiates both gradients: `detach_clean_gradient=False`.
 
 With an HE head the penalty sees what the adversary sees: scaled logits without margin, and no label
@@ -22,12 +22,14 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.checks import check_flag, check_number
-from he_keras.objectives.fast_at import FastAT
+from he_keras.arguments import check_flag, check_number
+from he_keras.attacks.framework.victim import image_gradient
+from he_keras.objectives.fast_at import FastAT, radius_of_papers
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register
 
-# Keeps the draw of the penalty apart from the start of the adversary, which uses the step's seed.
+# Number of a random stream: any. It keeps the draw of the penalty apart from the start of the
+# adversary, which uses the step's seed itself.
 _STREAM = 7_001
 
 
@@ -70,28 +72,29 @@ class GradAlign(FastAT):
         self.detach_clean_gradient = detach_clean_gradient
         self.batch_norm_passes = (*self.batch_norm_passes, "clean", "noisy")
 
-    def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """The adversarial pass, then the penalty; its noise comes from the seed of this step."""
+    def forward(
+        self, model, images, labels, x_adv, training: bool = True, seed=(0, 0), step_number=None
+    ) -> TrainingPass:
+        """The adversarial pass, then the penalty, whose noise comes from the seed."""
         training_pass = super().forward(model, images, labels, x_adv, training)
-        misalignment = self.misalignment(model, images, labels, model.step_seed(), training)
+        misalignment = self.misalignment(model, images, labels, seed, training, step_number)
         penalized = training_pass.losses + self.penalty_weight * misalignment
         return training_pass._replace(losses=penalized)
 
-    def misalignment(self, model, images, labels, seed=(0, 0), training: bool = True):
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
+        """`forward`, whose penalty draws within the radius of the step."""
+        return self.forward(model, images, labels, x_adv, training, step.seed, step.number)
+
+    def misalignment(
+        self, model, images, labels, seed=(0, 0), training: bool = True, step_number=None
+    ):
         """Returns `1 - cos(g(x), g(x + u))` of each example; 0 where a gradient is zero."""
-        noisy = self.threat.random_start(images, tf.random.fold_in(seed, _STREAM))
+        threat = self.sizes_at(step_number).threat
+        noisy = threat.random_start(images, tf.random.fold_in(seed, _STREAM))
         clean_gradient = _input_gradient(model, images, labels, training)
         if self.detach_clean_gradient:
             clean_gradient = tf.stop_gradient(clean_gradient)
         return cosine_distance(clean_gradient, _input_gradient(model, noisy, labels, training))
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "penalty_weight": self.penalty_weight,
-            "detach_clean_gradient": self.detach_clean_gradient,
-        }
 
 
 def recommended_weight(threat) -> float:
@@ -105,14 +108,8 @@ def recommended_weight(threat) -> float:
         >>> [round(recommended_weight(he.ThreatModel("linf", e)), 3) for e in ("1/255", "12/255")]
         [0.027, 0.632]
     """
-    if threat.norm != "linf":
-        raise ValueError(
-            "No recommended penalty_weight for this norm; expected penalty_weight=... (the paper "
-            f"has values for linf only); received norm={threat.norm!r}, penalty_weight=None"
-        )
-    low, high = threat.bounds
-    in_8_bit_units = 255.0 * threat.epsilon / (high - low)
-    return round(0.02 * 10.0 ** (min(in_8_bit_units, 16.0) / 8.0), 12)
+    radius = radius_of_papers(threat)
+    return round(0.02 * 10.0 ** (min(radius, 16.0) / 8.0), 12)
 
 
 def cosine_distance(one, other):
@@ -135,8 +132,12 @@ def _input_gradient(model, images, labels, training: bool):
     """Gradient of the cross-entropy without margin, itself differentiable by the weights."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(images)
-        loss = losses.cross_entropy(model(images, training=training), labels)
-    return tape.gradient(loss, images)
+        logits = model(images, training=training)
+
+    def loss(logits):
+        return losses.cross_entropy(logits, labels)
+
+    return image_gradient(tape, loss, images, logits, is_per_example=not training)[1]
 
 
 def _unit_rows(tensor):

@@ -31,18 +31,18 @@ import keras
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from he_keras.attacks.checks import (
+from he_keras.arguments import (
     check_choice,
     check_flag,
     check_number,
     check_positive_integer,
     positive_number,
 )
-from he_keras.objectives.batch_statistics import training_pass
+from he_keras.attacks.framework.victim import image_gradient
 from he_keras.objectives.local_linearity import OPTIMIZERS, Search, Tangent, most_nonlinear_point
 from he_keras.objectives.objective import Objective, TrainingPass
 from he_keras.objectives.registry import register
-from he_keras.objectives.shown_values import ShownValues
+from he_keras.objectives.variable_overrides import VariableOverrides
 from he_keras.threat import ThreatModel
 
 STATISTICS = ("batch", "moving")
@@ -80,7 +80,8 @@ class LLR(Objective):
         linearity_weight: lambda, in place of that of `weights`.
         slope_weight: mu, in place of that of `weights`.
         optimizer: of the search: "adam" or "sign" (steepest steps).
-        learning_rate: of Adam; unlike a step size, it does not follow an epsilon schedule.
+        learning_rate: of Adam, as a share of the width of the pixel bounds; unlike a step size, it
+            does not follow an epsilon schedule.
         step_size: of "sign"; default 2.5 * epsilon / num_steps.
         linear_term: whether the search follows the whole gradient of the deviation.
         statistics: "batch" or "moving".
@@ -155,21 +156,27 @@ class LLR(Objective):
                 0.0, self.warm_up_steps, end_learning_rate=self.threat.epsilon
             )
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Searches for the most non-linear points from a uniform start, and returns the last."""
+        sizes = self.sizes_at(step_number)
         clean = self._clean_pass(model, images, labels, self.statistics == "batch", update=False)
 
-        def loss_at(x_adv):
-            return self.cross_entropy(model, _logits_by(model, x_adv, clean.statistics), labels)
+        def forward(x_adv):
+            return _logits_by(model, x_adv, clean.statistics)
 
-        step_size = self.learning_rate if self.optimizer == "adam" else self.step_size
+        def cross_entropy(logits):
+            return self.cross_entropy(model, logits, labels)
+
+        rate = self.learning_rate * self.threat.width
+        step_size = rate if self.optimizer == "adam" else sizes.step_size(self.step_size)
         x_adv = most_nonlinear_point(
             Search(self.num_steps, self.optimizer, step_size, self.linear_term),
-            loss_at,
+            forward,
+            cross_entropy,
             images,
             clean.tangent,
-            self.threat.random_start(images, seed),
-            self.threat,
+            sizes.threat.random_start(images, seed),
+            sizes.threat,
         )
         return tf.stop_gradient(x_adv)
 
@@ -196,34 +203,88 @@ class LLR(Objective):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(images)
             if by_batch:
-                logits, statistics = training_pass(model, images, update)
+                logits, statistics = pass_with_statistics(model, images, update)
             else:
                 logits, statistics = model(images, training=False), []
-            loss = self.cross_entropy(model, logits, labels)
-        return _CleanPass(logits, Tangent(loss, tape.gradient(loss, images)), statistics)
+
+        def cross_entropy(logits):
+            return self.cross_entropy(model, logits, labels)
+
+        loss, gradient = image_gradient(
+            tape, cross_entropy, images, logits, is_per_example=not by_batch
+        )
+        return _CleanPass(logits, Tangent(loss, gradient), statistics)
 
     def get_config(self) -> dict:
         """Returns the plain-data arguments of the constructor."""
         config = super().get_config()
-        if self._warms_up:
-            config["epsilon_schedule"] = None
-        names = (
-            "num_steps",
-            "weights",
-            "nominal_weight",
-            "linearity_weight",
-            "slope_weight",
-            "optimizer",
-            "learning_rate",
-            "step_size",
-            "linear_term",
-            "statistics",
-            "warm_up_steps",
-        )
-        return {**config, **{name: getattr(self, name) for name in names}}
+        return {**config, "epsilon_schedule": None} if self._warms_up else config
 
 
 def _logits_by(model, images, statistics: list):
     """Logits of a pass in inference mode that normalises by the given statistics."""
-    with ShownValues(statistics):
+    with VariableOverrides(statistics):
         return model(images, training=False)
+
+
+def pass_with_statistics(model, images, update: bool):
+    """Runs the model in training mode; returns its logits and the statistics of the batch.
+
+    Keras normalises a training-mode pass by the statistics of its own batch, and any other pass by
+    the moving averages. LLR compares the loss at two batches, which must be one function of the
+    images: the statistics of the clean batch serve for both, as tensors that the gradient flows
+    through. They are pairs of a layer's variable and the batch's value of it. Within
+    `VariableOverrides` of these pairs, a pass in inference mode normalises by them.
+
+    Layers that ignore the batch (frozen ones, for example) are not among them. Only layers of the
+    kind `keras.layers.BatchNormalization` are covered, each called once.
+
+    Args:
+        model: a built Keras model.
+        images: the batch.
+        update: whether the pass leaves behind what a training pass does: moving averages, states
+            of random layers. If not, no variable changes.
+    """
+    layers = _normalizations(model)
+    zeros = [
+        (variable, tf.zeros(variable.shape, variable.dtype))
+        for layer in layers
+        for variable in _moving_averages(layer)
+    ]
+    scope = VariableOverrides(zeros)
+    untouched = {id(variable): scope.get_current_value(variable) for variable, _ in zeros}
+    with scope:
+        logits = model(images, training=True)
+    statistics = []
+    for layer in layers:
+        for variable in _moving_averages(layer):
+            # From zero, the moving average has moved to this share of the batch's value.
+            moved = scope.get_current_value(variable)
+            if moved is untouched[id(variable)]:
+                continue
+            statistics.append((variable, moved / (1.0 - layer.momentum)))
+            if update:
+                variable.assign(variable * layer.momentum + tf.stop_gradient(moved))
+    if update:
+        _keep_other_updates(model, scope, untouched)
+    return logits, statistics
+
+
+def _keep_other_updates(model, scope: VariableOverrides, averages: dict) -> None:
+    for variable in model.non_trainable_variables:
+        value = scope.get_current_value(variable)
+        if value is not None and id(variable) not in averages:
+            variable.assign(value)
+
+
+def _normalizations(model) -> list:
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        if layer.trainable and not getattr(layer, "renorm", False) and layer.momentum < 1.0
+    ]
+
+
+def _moving_averages(layer) -> tuple:
+    return layer.moving_mean, layer.moving_variance

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from he_keras.attacks.adam import Moments, adam_step, zero_moments
-from he_keras.attacks.gradients import input_gradient
-from he_keras.attacks.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.framework.adam import Moments, adam_step, zero_moments
+from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import image_gradient, usable
 
 OPTIMIZERS = ("adam", "sign")
 
@@ -55,7 +55,9 @@ class _State(NamedTuple):
     best_deviation: Any
 
 
-def most_nonlinear_point(search: Search, loss_at, images, tangent: Tangent, start, threat):
+def most_nonlinear_point(
+    search: Search, forward, loss_function, images, tangent: Tangent, start, threat
+):
     """Searches for the perturbed images that deviate most from the tangent plane.
 
     Projected ascent on g(d; x); an image without deviation (at the start d = 0, for example) stays.
@@ -63,7 +65,8 @@ def most_nonlinear_point(search: Search, loss_at, images, tangent: Tangent, star
 
     Args:
         search: settings of the search.
-        loss_at: function from images to per-example losses.
+        forward: function from images to logits.
+        loss_function: function from logits to per-example losses.
         images: the clean images.
         tangent: loss and gradient there; constants.
         start: where the search begins, within the threat model.
@@ -73,8 +76,9 @@ def most_nonlinear_point(search: Search, loss_at, images, tangent: Tangent, star
     def step(index, state: _State, _inputs) -> _State:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(state.x_adv)
-            loss = loss_at(state.x_adv)
-        gradient = input_gradient(tape, loss, state.x_adv)
+            logits = forward(state.x_adv)
+        loss, gradient = image_gradient(tape, loss_function, state.x_adv, logits)
+        gradient = usable(gradient)
         deviation = loss - tangent.loss - tangent.slope(state.x_adv, images)
         if search.keep == "best":
             state = _record(state, deviation)
@@ -91,7 +95,9 @@ def most_nonlinear_point(search: Search, loss_at, images, tangent: Tangent, star
     state = iterate(step, _initial_state(search, images, start), (), search.num_steps)
     if search.keep == "last":
         return state.x_adv
-    deviation = loss_at(state.x_adv) - tangent.loss - tangent.slope(state.x_adv, images)
+    deviation = (
+        loss_function(forward(state.x_adv)) - tangent.loss - tangent.slope(state.x_adv, images)
+    )
     return _record(state, deviation).best
 
 

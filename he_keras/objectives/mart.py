@@ -5,12 +5,13 @@ examples".
 Loss: `BCE(o(x'), y) + beta * (1 - q_y) * KL(q || p)`, with q and p the predictions on x and x'.
 The boosted cross-entropy is `BCE = -log p_y - log(1.0001 - max_{k != y} p_k)`; the adversary is
 PGD-AT's. As in the released code, the constant 1.0001 (1 in the paper) keeps the second logarithm
-finite, the gradient flows through q and through its weight `1 - q_y` too, and beta = 6 (5 in its
-script for ResNet-18).
+finite, the gradient also flows through q and through its weight `1 - q_y`, and beta = 6 (5 in the
+released script for ResNet-18).
 
 With an HE head (not part of the paper) the boosted cross-entropy takes the place of PGD-AT's loss:
-the margin enters both its logarithms, and neither the divergence, its weight nor the adversary.
-Deviations: the divergence is computed from the logits and the weight as printed; the released code
+the margin enters both of its logarithms. It enters neither the divergence, nor its weight, nor the
+adversary.
+Deviations: the divergence is computed from the logits, and the weight as printed. The released code
 adds 1e-12 to p and 1e-7 to the weight, which matters only where these are smaller still.
 Cost per example: K (forward + backward), then 2 forward + 2 full backward.
 """
@@ -19,10 +20,11 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.checks import check_number
+from he_keras.arguments import check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass, with_margin
 from he_keras.objectives.registry import register
 
+# The 0.0001 of the boosted cross-entropy.
 _FLOOR = 1e-4
 
 
@@ -61,10 +63,6 @@ class MART(IteratedObjective):
         clean_probability = losses.true_logit(tf.nn.softmax(clean_logits), labels)
         divergence = (1.0 - clean_probability) * losses.kl_divergence(clean_logits, logits)
         return TrainingPass(boosted + self.beta * divergence, logits, clean_logits)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {**super().get_config(), "beta": self.beta}
 
 
 def margin_term(logits, labels):

@@ -1,15 +1,16 @@
 """N-FGSM: one gradient step from strong noise, without projection onto the ball.
 
 Paper: de Jorge et al. 2022, "Make some noise: reliable and efficient single-step adversarial
-training". Noise from U(-k * epsilon, k * epsilon) with k = 2, then one step of length epsilon from
-the noisy image. What is trained on may be up to `k * epsilon + step_size` away from the image: the
-strong noise, and leaving out the projection, are what prevents catastrophic overfitting at large
-epsilon. As in the released code, pixels are clipped to the bounds after the noise and after the
-step (the paper's formula has neither).
+training". It draws noise from U(-k * epsilon, k * epsilon) with k = 2, then makes one step of
+length epsilon from the noisy image. The images trained on may be up to `k * epsilon + step_size`
+away from the clean ones: the strong noise and the missing projection prevent catastrophic
+overfitting at large epsilon. As in the released code, pixels are clipped to the bounds after the
+noise and after the step (the paper's formula has neither).
 
 Deviations: the adversary runs in inference mode; the released code attacks in training mode, which
-updates batch-norm statistics a second time: `attack_training_mode=True`. The paper knows linf only;
-for l2 and l1 the noise is uniform in the ball of radius k * epsilon, and the step is the norm's.
+updates batch-norm statistics a second time: `attack_training_mode=True`. The paper covers linf
+only; for l2 and l1 the noise is uniform in the ball of radius k * epsilon, and the step is the
+norm's.
 Cost per example: 2 forward, 1 input-gradient and 1 full backward pass.
 """
 
@@ -17,9 +18,8 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.checks import check_flag, check_number, positive_number
-from he_keras.attacks.gradients import loss_and_gradient
-from he_keras.attacks.victim import Victim
+from he_keras.arguments import check_flag, check_number, positive_number
+from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.objectives.objective import Objective
 from he_keras.objectives.registry import register
 
@@ -67,21 +67,13 @@ class NFGSM(Objective):
         if attack_training_mode:
             self.batch_norm_passes = ("attack", "adversarial")
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Adds the noise and makes one step on the cross-entropy without margin."""
-        victim = Victim(model, training=self.attack_training_mode, streams=None)
-        noisy = self.threat.random_start(images, seed, self.noise_ratio * self.threat.epsilon)
+        sizes = self.sizes_at(step_number)
+        victim = Victim(model, training=self.attack_training_mode)
+        noisy = self.threat.random_start(images, seed, self.noise_ratio * sizes.threat.epsilon)
         gradient = loss_and_gradient(
             victim, lambda logits: losses.cross_entropy(logits, labels), noisy
         )[2]
-        x_adv = noisy + self.step_size * self.threat.steepest_step(gradient)
+        x_adv = noisy + sizes.step_size(self.step_size) * self.threat.steepest_step(gradient)
         return tf.stop_gradient(self.threat.clip_to_bounds(x_adv))
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "noise_ratio": self.noise_ratio,
-            "step_size": self.step_size,
-            "attack_training_mode": self.attack_training_mode,
-        }

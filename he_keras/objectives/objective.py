@@ -1,33 +1,36 @@
 """The contract of a training objective: what to craft, and which loss to minimise.
 
-An objective file writes `craft` and `forward`. Both are plain functions of their arguments, so that
-a stored adversarial batch can be fed in. `HEAdversarialModel` takes care of gradients, weights,
-replicas and metrics. Crafting runs the network in inference mode unless an objective says
-otherwise.
+A training step of `HEAdversarialModel` goes one way: it calls `craft` for the images to train on,
+`forward` for their losses, takes one gradient, lets the optimizer move the weights, and calls
+`after_update`. An objective file writes `craft` and `forward`. Both are plain functions of their
+arguments, so that a stored adversarial batch can be fed in, and a model need not be compiled. The
+model takes care of gradients, weights, replicas and metrics. Crafting runs the network in inference
+mode unless an objective says otherwise.
 
-The margin of an HE head enters the training loss only (`Objective.cross_entropy`); attacks inside
-training see the scaled logits without it, as in the released code of the HE paper.
+The margin of an HE head enters the training loss (`Objective.cross_entropy`). The adversaries see
+the scaled logits without it, as in the released code of the HE paper. There are two exceptions:
+FreeAT's perturbation follows the gradient of the training loss itself, and LLR searches for the
+points where the loss that it trains is least linear.
 
 Radius and step size may follow schedules of the training step (PAS: Liu et al. 2020, "On the loss
-landscape of adversarial training"). `at_step` returns the objective of one step, with scalar
-tensors in their place: `craft` and `forward` read `self.threat.epsilon`, `self.step_size` and
-`self.attack`, and need not know.
+landscape of adversarial training"). `craft` takes the number of the training step as an argument,
+and `Objective.sizes_at` returns both sizes for it.
 """
 
-import copy
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
 from he_keras import losses
-from he_keras.attacks.checks import check_number
+from he_keras.arguments import check_number
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.projected_gradient import ProjectedGradient
-from he_keras.attacks.victim import Victim
+from he_keras.configurable import Configurable
 from he_keras.threat import ThreatModel, with_radius
 
+# PAS's own: keeps the share of a radius finite.
 _SMALL_RADIUS = 1e-6
 
 
@@ -45,12 +48,50 @@ class TrainingPass(NamedTuple):
     clean_logits: Any = None
 
 
-class Objective:
+class TrainingStep(NamedTuple):
+    """What one training step has beside images and labels.
+
+    Attributes:
+        seed: int pair that fixes every random draw.
+        number: number of the step, for the schedules; None for the full radius.
+        sample_weight: weight of each example; None for equal ones.
+    """
+
+    seed: Any = (0, 0)
+    number: Any = None
+    sample_weight: Any = None
+
+
+class Sizes(NamedTuple):
+    """How far, and by which steps, an adversary goes in one training step.
+
+    Attributes:
+        threat: the threat model, with the radius of this step; None without adversary.
+        share: this radius as a share of the full one; 1 without a schedule of the radius.
+        scheduled_step_size: what a schedule of the step size gives; None without such a schedule.
+    """
+
+    threat: Any
+    share: Any = 1.0
+    scheduled_step_size: Any = None
+
+    def step_size(self, nominal):
+        """The length of a step: the scheduled one, else the nominal one times the share."""
+        if self.scheduled_step_size is not None:
+            return self.scheduled_step_size
+        return nominal * self.share
+
+    def random_start(self, nominal):
+        """The `random_start` of an attack, its radius times the share where it has one."""
+        return nominal if isinstance(nominal, (bool, str)) else nominal * self.share
+
+
+class Objective(Configurable):
     """Base class of training objectives.
 
     With a schedule, `fit` reports the radius of the last batch as `epsilon`. Evaluation never
-    follows the schedule: `robust_accuracy` is measured at the threat model's own epsilon, where
-    PAS's code tests at the radius of the current epoch, and so reports too much early on.
+    follows the schedule: `robust_accuracy` is measured at the threat model's own epsilon. PAS's
+    code tests at the radius of the current epoch, and so reports too much early on.
 
     Args:
         threat: the threat model trained against; None for training without adversary.
@@ -69,8 +110,8 @@ class Objective:
         >>> objective = he.objectives.PGDAT(
         ...     he.ThreatModel("linf", 0.4), step_size=0.1, epsilon_schedule=growing
         ... )
-        >>> now = objective.at_step(300)
-        >>> round(float(now.threat.epsilon), 3), round(float(now.attack.step_size), 3)
+        >>> sizes = objective.sizes_at(300)
+        >>> round(float(sizes.threat.epsilon), 3), round(float(sizes.step_size(0.1)), 3)
         (0.2, 0.05)
     """
 
@@ -78,6 +119,10 @@ class Objective:
     batch_norm_passes: tuple[str, ...] = ("adversarial",)
     #: Whether XLA can compile the training step.
     supports_jit = True
+    #: How often a batch updates the weights; learning rates and radii count updates.
+    updates_per_batch = 1
+    #: Whether `after_update` needs the gradient of the loss by the crafted images.
+    needs_image_gradient = False
 
     def __init__(
         self,
@@ -101,46 +146,38 @@ class Objective:
         self.epsilon_schedule = epsilon_schedule
         self.step_size_schedule = step_size_schedule
 
-    def at_step(self, step) -> "Objective":
-        """Returns the objective of a training step: this one, or with schedules a resized copy.
+    @property
+    def follows_schedules(self) -> bool:
+        """Whether the adversary's radius or step size changes from step to step."""
+        return self.epsilon_schedule is not None or self.step_size_schedule is not None
 
-        The copy shares all state with this objective. One that wraps another objective overrides
-        this, to pass it on.
-        """
-        if self.epsilon_schedule is None and self.step_size_schedule is None:
-            return self
-        now: Any = copy.copy(self)
-        step, ratio = tf.convert_to_tensor(step), None
+    def sizes_at(self, step_number=None) -> Sizes:
+        """Returns radius and step size of a training step; the full ones without a number."""
+        if step_number is None or not self.follows_schedules:
+            return Sizes(self.threat)
+        step, threat, share, step_size = tf.convert_to_tensor(step_number), self.threat, 1.0, None
         if self.threat is not None and self.epsilon_schedule is not None:
             epsilon = tf.maximum(tf.cast(self.epsilon_schedule(step), tf.float32), 0.0)
-            ratio = epsilon / (self.threat.epsilon + _SMALL_RADIUS)
-            now.threat = with_radius(self.threat, epsilon)
-        for name, value in vars(self).items():
-            if isinstance(value, ProjectedGradient):
-                attack: Any = copy.copy(value)
-                attack.threat = now.threat
-                attack.random_start = _scaled_start(value.random_start, ratio)
-                attack.step_size = self._step_size_at(step, value.step_size, ratio)
-                setattr(now, name, attack)
-            elif name == "step_size":
-                now.step_size = self._step_size_at(step, value, ratio)
-        return now
-
-    def _step_size_at(self, step, nominal, ratio):
+            threat = with_radius(self.threat, epsilon)
+            share = epsilon / (self.threat.epsilon + _SMALL_RADIUS)
         if self.step_size_schedule is not None:
-            return tf.cast(self.step_size_schedule(step), tf.float32)
-        return nominal * ratio
+            step_size = tf.cast(self.step_size_schedule(step), tf.float32)
+        return Sizes(threat, share, step_size)
 
     def logs(self) -> dict:
-        """Returns what `fit` reports beside metrics: the radius, where it follows a schedule."""
-        if self.threat is None or not tf.is_tensor(self.threat.epsilon):
-            return {}
-        return {"epsilon": self.threat.epsilon}
+        """Returns what `fit` reports beside metrics and the radius; most objectives add nothing."""
+        return {}
+
+    def logs_at(self, step_number) -> dict:
+        """Returns `logs()`, and the radius of this training step where it follows a schedule."""
+        if self.epsilon_schedule is None:
+            return self.logs()
+        return {"epsilon": self.sizes_at(step_number).threat.epsilon, **self.logs()}
 
     def build(self, image_shape: tuple[int, ...]) -> None:
         """Creates state that depends on the image shape; most objectives have none."""
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Returns the examples to train on, without gradient; here the images themselves.
 
         Args:
@@ -148,6 +185,8 @@ class Objective:
             images: clean images.
             labels: integer labels.
             seed: int pair that fixes every random draw.
+            step_number: number of the training step, for the schedules; None for the full radius.
+                An objective that is never used with schedules may leave this argument out.
         """
         return images
 
@@ -163,16 +202,35 @@ class Objective:
         """Cross-entropy with the head's margin and the label smoothing; for training losses."""
         return margin_cross_entropy(model, logits, labels, self.label_smoothing)
 
-    def loss(self, model, images, labels, x_adv, training: bool = True):
+    def loss(self, model, images, labels, x_adv, training: bool = True, seed=(0, 0)):
         """Returns the per-example losses of `forward`."""
-        return self.forward(model, images, labels, x_adv, training).losses
+        step = TrainingStep(seed)
+        return self.forward_in_step(model, images, labels, x_adv, step, training).losses
 
-    def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
-        """Updates the weights once, by `model.update`, and returns its forward pass."""
-        x_adv = self.craft(model, images, labels, model.step_seed())
-        return model.update(
-            lambda: self.forward(model, images, labels, x_adv, training=True), labels, sample_weight
-        ).training_pass
+    def craft_in_step(self, model, images, labels, step: TrainingStep):
+        """`craft`, as a training step calls it: with the number of the step, if it matters."""
+        if not self.follows_schedules:
+            return self.craft(model, images, labels, step.seed)
+        return self.craft(model, images, labels, step.seed, step.number)
+
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
+        """`forward`, as a training step calls it.
+
+        An objective overrides it if its losses depend on more than the arguments of `forward`: on
+        random draws, on a schedule, or on the other examples of the batch, which count by their
+        weights. The model applies the weights to the losses returned.
+        """
+        return self.forward(model, images, labels, x_adv, training)
+
+    def after_update(self, images, x_adv, gradient, step: TrainingStep) -> None:
+        """Changes the objective's own state after an update of the weights; most have none.
+
+        Args:
+            images: clean images.
+            x_adv: what `craft` returned.
+            gradient: that of the loss by `x_adv`, with `needs_image_gradient`; else None.
+            step: the training step.
+        """
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Returns training state other than weights, for checkpoints."""
@@ -180,24 +238,6 @@ class Objective:
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state_arrays` returned."""
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            "threat": keras.saving.serialize_keras_object(self.threat),
-            "label_smoothing": self.label_smoothing,
-            "epsilon_schedule": keras.saving.serialize_keras_object(self.epsilon_schedule),
-            "step_size_schedule": keras.saving.serialize_keras_object(self.step_size_schedule),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Objective":
-        """Builds an objective from `get_config()`'s result."""
-        config = dict(config)
-        for name in ("threat", "epsilon_schedule", "step_size_schedule"):
-            if isinstance(config.get(name), dict):
-                config[name] = keras.saving.deserialize_keras_object(config[name])
-        return cls(**config)
 
 
 class IteratedObjective(Objective):
@@ -209,8 +249,7 @@ class IteratedObjective(Objective):
         step_size: length of a step; default 0.007 / 0.031 of epsilon, the released ratio (the HE
             paper's text says 2/255 at 8/255).
         random_start: see `ProjectedGradient`; default "gaussian", 0.001 * N(0, I) as in the
-            released
-            code (the paper's text says uniform: True).
+            released code (the paper's text says uniform: True).
         **kwargs: see `Objective`.
     """
 
@@ -226,28 +265,14 @@ class IteratedObjective(Objective):
     ) -> None:
         super().__init__(threat, **kwargs)
         self.attack = training_attack(threat, num_steps, step_size, random_start, self.attack_loss)
+        self.num_steps = self.attack.num_steps
+        self.step_size = self.attack.step_size
+        self.random_start = self.attack.random_start
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Runs the adversary in inference mode and returns its last iterate."""
-        return self.attack.perturb(Victim(model, streams=None), images, labels, seed)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "num_steps": self.attack.num_steps,
-            "step_size": self.attack.step_size,
-            "random_start": self.attack.random_start,
-        }
-
-
-class TrainingAttack(ProjectedGradient):
-    """The projected-gradient loop; its sizes may be scalar tensors, see `Objective.at_step`."""
-
-    def _start(self, images, seeds):
-        if tf.is_tensor(self.random_start):
-            return self.threat.random_start(images, seeds, self.random_start)
-        return super()._start(images, seeds)
+        victim, sizes = Victim(model), self.sizes_at(step_number)
+        return last_iterate(self.attack, victim, images, labels, seed, sizes)
 
 
 def training_attack(threat, num_steps, step_size, random_start, loss="ce") -> ProjectedGradient:
@@ -256,7 +281,7 @@ def training_attack(threat, num_steps, step_size, random_start, loss="ce") -> Pr
         raise ValueError(
             "This objective needs a threat model; expected a ThreatModel; received None"
         )
-    return TrainingAttack(
+    return ProjectedGradient(
         threat,
         num_steps,
         step_size=threat.epsilon * 0.007 / 0.031 if step_size is None else step_size,
@@ -267,9 +292,25 @@ def training_attack(threat, num_steps, step_size, random_start, loss="ce") -> Pr
     )
 
 
-def _scaled_start(random_start, ratio):
-    is_radius = not isinstance(random_start, (bool, str))
-    return random_start * ratio if is_radius and ratio is not None else random_start
+def last_iterate(attack: ProjectedGradient, victim: Victim, images, labels, seed, sizes: Sizes):
+    """Returns the last iterate of a training attack at the sizes of a step, without gradient."""
+    start = sizes.threat.start(sizes.random_start(attack.random_start), images, seed)
+    x_adv = attack.ascend(
+        victim.with_fixed_weights(),
+        images,
+        labels,
+        start,
+        threat=sizes.threat,
+        step_size=sizes.step_size(attack.step_size),
+    ).x_adv
+    return tf.stop_gradient(sizes.threat.project(x_adv, images))
+
+
+def weighted(losses, sample_weight):
+    """Losses times the weights of the examples, where there are any."""
+    if sample_weight is None:
+        return losses
+    return losses * tf.cast(tf.reshape(sample_weight, [-1]), losses.dtype)
 
 
 def _check_schedule(name: str, schedule, threat) -> None:

@@ -7,8 +7,8 @@ TRADES or adversarial training. The released code of the TRADES variant is follo
    shortcuts too) have noise `weight_noise * N(0, I)` added, one draw a batch.
 2. L0 and L1 are the cross-entropies of the batch on x and on x*; a_c and b_c the derivatives of L0
    and L1 by the last layer's weights, summed over the inputs of class c.
-3. A vector v becomes soft labels: `u = v - min v`, and for an example of class y the other classes
-   share `label_share` in proportion to u, y gets the rest. They are constants:
+3. A vector v becomes soft labels: with `u = v - min v`, the wrong classes of an example share
+   `label_share` in proportion to u, and its true class y gets the rest. They are constants:
    `t1 = T(|a| - |b|)`, `t1' = T(|b| - |a|)`, `t2 = T(a^2 - b^2)`, `t2' = T(b^2 - a^2)`.
 4. With p and p* the predictions, q = p and the base's loss `L0 + beta * KL(q || p*)`:
 
@@ -28,10 +28,10 @@ logits do not depend on the length of a class's weight vector W_c; nor should th
 m-HE with the slope of the angle) is inversely proportional to it. The derivative by the unit vector
 w_c is taken instead: the same without the division. Without weight normalisation it is that by W_c.
 
-Deviations: rows where no other class has a share (the code: 0 / 0) share equally. Sample weights
+Deviations: where no wrong class has a share (0 / 0 in the code) they share equally. Sample weights
 enter L0 and L1. The statistics are those of the batches of all replicas together. The released code
-repeats its training-mode passes, eight in all, which changes moving batch-norm statistics only:
-`repeat_passes=True`.
+repeats its training-mode passes, eight in all, which changes nothing but moving batch-norm
+statistics: `repeat_passes=True`.
 Cost: the base's, for adversarial training one forward and full backward pass more, and two backward
 passes through the head; with `repeat_passes` six forward passes.
 """
@@ -41,19 +41,18 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from he_keras.attacks.checks import check_choice, check_flag, check_number
+from he_keras.arguments import check_choice, check_flag, check_number, check_share
+from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.distribution import replicas
-from he_keras.objectives.objective import Objective, TrainingPass
+from he_keras.objectives import added_losses
+from he_keras.objectives.objective import Objective, TrainingPass, weighted
 from he_keras.objectives.registry import register
-from he_keras.objectives.shown_values import ShownValues
 from he_keras.objectives.trades import TRADES
-from he_keras.objectives.wrapped import (
-    WrappedObjective,
-    check_single_update,
-    weighted,
-)
+from he_keras.objectives.variable_overrides import VariableOverrides
+from he_keras.objectives.wrapped import WrappedObjective, check_single_update
 
 MODES = ("released", "symmetric")
+# Number of a random stream: any.
 _NOISE_STREAM = 1
 
 
@@ -104,9 +103,9 @@ class RAT(WrappedObjective):
         check_number("second_order_ratio", second_order_ratio, 0.0)
         check_number("weight_noise", weight_noise, 0.0)
         check_flag("repeat_passes", repeat_passes)
-        _check_share("alpha", alpha)
+        check_share("alpha", alpha)
         if label_share is not None:
-            _check_share("label_share", label_share)
+            check_share("label_share", label_share)
         super().__init__(threat, base, **kwargs)
         _check_base(self.base)
         self.mode = mode
@@ -118,16 +117,14 @@ class RAT(WrappedObjective):
         further = ("adversarial", "clean") * 3 if repeat_passes else ()
         self.batch_norm_passes = ("clean", "adversarial", *further)
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Crafts as the base does, at noisy convolution kernels; no weight changes."""
         kernels = convolution_kernels(model) if self.weight_noise else []
         values = noisy_values(kernels, self.weight_noise, seed)
-        with ShownValues(zip(kernels, values, strict=True)):
-            return self.base.craft(model, images, labels, seed)
+        with VariableOverrides(zip(kernels, values, strict=True)):
+            return super().craft(model, images, labels, seed, step_number)
 
-    def weighted_forward(
-        self, model, images, labels, x_adv, training: bool = True, sample_weight=None
-    ) -> TrainingPass:
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
         """A clean pass, then an adversarial one."""
         recorder = _Recorder(model)
         if "clean" not in self.base.batch_norm_passes:
@@ -135,13 +132,15 @@ class RAT(WrappedObjective):
         base_pass = self.base.forward(recorder, images, labels, x_adv, training)
         clean, adversarial = recorder.passes[:2]
         if training and self.repeat_passes:
-            for repeated in (x_adv, images) * 3:
-                recorder(repeated, training=True)
+            # They train nothing, and what layers add to the loss in them does not count.
+            with added_losses.collected():
+                for repeated in (x_adv, images) * 3:
+                    recorder(repeated, training=True)
 
         # TRADES learns the labels from the clean images, adversarial training from the others.
         learned_from = clean if isinstance(self.base, TRADES) else adversarial
         plain = self.base.cross_entropy(model, learned_from.logits, labels)
-        first, second = self._terms(model, labels, clean, adversarial, sample_weight)
+        first, second = self._terms(model, labels, clean, adversarial, step.sample_weight)
         terms = first + self.second_order_ratio * second - plain
         losses = base_pass.losses + self.alpha * terms
         return TrainingPass(losses, adversarial.logits, clean.logits)
@@ -204,7 +203,9 @@ class _Recorder:
 
     def __call__(self, images, training: bool = False):
         features = self._model.features(images, training=training)
-        logits = _at_least_float32(self.head(features))
+        logits = at_least_float32(self.head(features))
+        if training:
+            added_losses.note(self._model.network, self.head)
         self.passes.append(_Pass(features, logits))
         return logits
 
@@ -258,8 +259,8 @@ def row_sums(head, features, residual):
     values = [tf.convert_to_tensor(variable) for variable in head.variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(values)
-        with ShownValues(zip(head.variables, values, strict=True)):
-            logits = _at_least_float32(head(features))
+        with VariableOverrides(zip(head.variables, values, strict=True)):
+            logits = at_least_float32(head(features))
             kernel = tf.convert_to_tensor(head.kernel)
     position = [variable is head.kernel for variable in head.variables].index(True)
     gradient = tape.gradient(logits, values[position], output_gradients=residual)
@@ -302,16 +303,6 @@ def divergence_from(probabilities, logits):
     """
     entropy = tf.math.xlogy(probabilities, probabilities)
     return tf.reduce_sum(entropy - probabilities * tf.nn.log_softmax(logits), axis=-1)
-
-
-def _at_least_float32(tensor):
-    return tf.cast(tensor, tf.float32) if tensor.dtype.size < tf.float32.size else tensor
-
-
-def _check_share(name: str, value) -> None:
-    check_number(name, value, 0.0)
-    if value > 1.0:
-        raise ValueError(f"Invalid {name}; expected a number in [0, 1]; received {name}={value!r}")
 
 
 def _check_base(base) -> None:

@@ -1,17 +1,16 @@
 """Names of training objectives."""
 
 from he_keras.objectives.objective import Objective
+from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
 
-_OBJECTIVES: dict[str, type[Objective]] = {}
+_OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
 
 def register(name: str):
     """Registers an objective class under a name."""
 
     def decorate(objective):
-        if name in _OBJECTIVES:
-            raise ValueError(f"Objective registered twice; expected a new name; received {name!r}")
         _OBJECTIVES[name] = objective
         return objective
 
@@ -20,7 +19,7 @@ def register(name: str):
 
 def names() -> list[str]:
     """Returns the registered names."""
-    return sorted(_OBJECTIVES)
+    return _OBJECTIVES.names()
 
 
 def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
@@ -31,8 +30,4 @@ def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
         >>> he.objectives.get("trades", he.ThreatModel(), beta=6.0).beta
         6.0
     """
-    if name not in _OBJECTIVES:
-        raise ValueError(
-            f"Unknown objective; expected one of {', '.join(names())}; received {name!r}"
-        )
     return _OBJECTIVES[name](threat, **options)

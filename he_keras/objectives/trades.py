@@ -2,21 +2,21 @@
 
 Paper: Zhang et al. 2019; with HE: "Boosting Adversarial Training with Hypersphere Embedding",
 Table 1.
-Loss: `CE(o(x), y) + beta * KL(S(o(x)) || S(o(x')))`; the adversary ascends the same KL with the
-clean prediction held constant. The defaults follow the released code: KL (the HE paper's table
-prints a cross-entropy between the two predictions: `divergence="cross-entropy"`), gradient
-through *both* predictions in the training loss, margin in the clean term only, beta = 6.
+Loss: `CE(o(x), y) + beta * KL(S(o(x)) || S(o(x')))`. The adversary ascends the same KL with the
+clean prediction held constant. The defaults follow the released code: beta = 6, a gradient through
+*both* predictions in the training loss, and the margin in the clean term only. The HE paper's table
+prints a cross-entropy between the two predictions in place of KL: `divergence="cross-entropy"`.
 
-The clean prediction is computed once per batch for the adversary (in inference mode it cannot
-change between steps); the released loop recomputes it at every step. Deviation for l2: the
-adversary takes normalised gradient steps where the released code runs SGD on the perturbation.
+The adversary computes the clean prediction once per batch, since in inference mode it cannot change
+between steps; the released loop recomputes it at every step. Deviation for l2: the adversary takes
+normalised gradient steps where the released code runs SGD on the perturbation.
 Cost per example: K (forward + backward) + 1 forward, then 2 forward + 2 full backward.
 """
 
 import keras
 
 from he_keras import losses
-from he_keras.attacks.checks import check_number
+from he_keras.arguments import check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass
 from he_keras.objectives.registry import register
 
@@ -59,7 +59,3 @@ class TRADES(IteratedObjective):
         clean_loss = self.cross_entropy(model, clean_logits, labels)
         divergence = DIVERGENCES[self.divergence](clean_logits, logits)
         return TrainingPass(clean_loss + self.beta * divergence, logits, clean_logits)
-
-    def get_config(self) -> dict:
-        """Returns the plain-data arguments of the constructor."""
-        return {**super().get_config(), "beta": self.beta, "divergence": self.divergence}

@@ -1,19 +1,15 @@
 """What objectives that build on another one share: the base, by any of its spellings.
 
 `RAT` crafts at noisy weights and `AWP` computes the loss at perturbed ones. Neither assigns to a
-weight: `ShownValues` shows other values to whatever computes inside it. So weights are bit for bit
-what they were, whether the step runs eagerly, compiled, in half precision or on several replicas,
-and nothing has to be taken back.
+weight: inside of `VariableOverrides` everything computes with other values. So the weights stay bit
+for bit what they were, whether the step runs eagerly, compiled, in half precision or on several
+replicas, and nothing has to be taken back.
 """
 
-import copy
-
 import keras
-import tensorflow as tf
 
 from he_keras.objectives import registry
-from he_keras.objectives.fast_at import FastAT
-from he_keras.objectives.objective import Objective, TrainingPass
+from he_keras.objectives.objective import Objective, TrainingPass, TrainingStep
 from he_keras.threat import ThreatModel
 
 
@@ -32,50 +28,32 @@ class WrappedObjective(Objective):
 
     def __init__(self, threat: ThreatModel | None, base, **kwargs) -> None:
         self.base = build_base(base, threat, kwargs)
-        super().__init__(self.base.threat, self.base.label_smoothing)
+        super().__init__(
+            self.base.threat,
+            self.base.label_smoothing,
+            self.base.epsilon_schedule,
+            self.base.step_size_schedule,
+        )
         self.supports_jit = self.base.supports_jit
+        self.updates_per_batch = self.base.updates_per_batch
         self.batch_norm_passes = self.base.batch_norm_passes
-
-    def at_step(self, step) -> "WrappedObjective":
-        """Returns this objective, or a copy where the base's sizes follow a schedule."""
-        base = self.base.at_step(step)
-        if base is self.base:
-            return self
-        now = copy.copy(self)
-        now.base, now.threat = base, base.threat
-        return now
 
     def build(self, image_shape: tuple[int, ...]) -> None:
         """Creates the state of the base."""
         self.base.build(image_shape)
 
-    def craft(self, model, images, labels, seed=(0, 0)):
+    def craft(self, model, images, labels, seed=(0, 0), step_number=None):
         """Returns what the base crafts."""
-        return self.base.craft(model, images, labels, seed)
+        step = TrainingStep(seed, step_number)
+        return self.base.craft_in_step(model, images, labels, step)
 
     def forward(self, model, images, labels, x_adv, training: bool = True) -> TrainingPass:
-        """`weighted_forward` with equal weights."""
-        return self.weighted_forward(model, images, labels, x_adv, training)
+        """`forward_in_step` without a schedule and with equal weights."""
+        return self.forward_in_step(model, images, labels, x_adv, TrainingStep(), training)
 
-    def weighted_forward(
-        self, model, images, labels, x_adv, training: bool = True, sample_weight=None
-    ) -> TrainingPass:
-        """The passes of `forward`; the weights enter what is computed over the batch as a whole.
-
-        The losses that are returned are without weights, which the model applies.
-        """
-        if isinstance(self.base, WrappedObjective):
-            return self.base.weighted_forward(model, images, labels, x_adv, training, sample_weight)
-        return self.base.forward(model, images, labels, x_adv, training)
-
-    def train_step(self, model, images, labels, sample_weight) -> TrainingPass:
-        """Updates the weights once, by `model.update`, and returns its forward pass."""
-        x_adv = self.craft(model, images, labels, model.step_seed())
-
-        def compute():
-            return self.weighted_forward(model, images, labels, x_adv, True, sample_weight)
-
-        return model.update(compute, labels, sample_weight).training_pass
+    def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
+        """Computes what the base computes."""
+        return self.base.forward_in_step(model, images, labels, x_adv, step, training)
 
     def logs(self) -> dict:
         """Returns what the base reports beside metrics."""
@@ -92,12 +70,6 @@ class WrappedObjective(Objective):
     def get_config(self) -> dict:
         """Returns the base as plain data; it holds the threat model and the schedules."""
         return {"base": keras.saving.serialize_keras_object(self.base)}
-
-    @classmethod
-    def from_config(cls, config: dict) -> "WrappedObjective":
-        """Builds an objective from `get_config()`'s result."""
-        options = dict(config)
-        return cls(base=keras.saving.deserialize_keras_object(options.pop("base")), **options)
 
 
 def build_base(base, threat: ThreatModel | None, options: dict) -> Objective:
@@ -136,19 +108,10 @@ def _check_given_base(base: Objective, threat: ThreatModel | None, options: dict
 
 
 def check_single_update(wrapper: str, base: Objective) -> None:
-    """Raises a ValueError for a base whose step is more than one `craft` and one `forward`."""
-    own_steps = (Objective.train_step, FastAT.train_step, WrappedObjective.train_step)
-    is_single = type(base).train_step in own_steps and not getattr(base, "has_buffer", False)
-    if not is_single:
+    """Raises a ValueError for a base that changes its own state after an update of the weights."""
+    if type(base).after_update is not Objective.after_update:
         raise ValueError(
-            f"{wrapper} cannot wrap an objective that takes over the training step or carries "
-            "perturbations from batch to batch; expected one that crafts and then updates once, "
-            f"such as pgd_at, trades, fast_at; received base={type(base).__name__}"
+            f"{wrapper} cannot wrap an objective that carries state from one update to the next; "
+            "expected one that only crafts and computes losses, such as pgd_at, trades, fast_at; "
+            f"received base={type(base).__name__}"
         )
-
-
-def weighted(losses, sample_weight):
-    """Losses times the weights of the examples, where there are any."""
-    if sample_weight is None:
-        return losses
-    return losses * tf.cast(tf.reshape(sample_weight, [-1]), losses.dtype)

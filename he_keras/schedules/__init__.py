@@ -9,15 +9,15 @@ epochs; `get` translates:
     >>> [round(float(rate(step)), 6) for step in (0, 74999, 75000)]
     [0.1, 0.1, 0.01]
 
-To add one, add a class or a function to `by_step`, `by_epoch` or `cycles`, and its name to
-`registry`.
+To add one, add a class or a function to `by_step` or `by_epoch`, and its name to `registry`.
 """
 
 from he_keras.schedules.by_epoch import (
-    CosineJump,
+    CycleCosine,
+    CycleJump,
+    CycleLinear,
+    CycleSchedule,
     EpochSchedule,
-    Exponential,
-    Jump,
     Linear,
     warm_up,
 )
@@ -29,37 +29,23 @@ from he_keras.schedules.by_step import (
     step_decay,
     triangular,
 )
-from he_keras.schedules.cycles import (
-    CycleCosine,
-    CycleExponential,
-    CycleJump,
-    CycleLinear,
-    CycleSchedule,
-)
 from he_keras.schedules.registry import (
     SCHEDULES,
-    Restarts,
     constant,
     get,
     parameters_of,
-    restarts,
     scaled,
     with_checkpoints,
 )
 
 __all__ = [
-    "CosineJump",
     "CycleCosine",
-    "CycleExponential",
     "CycleJump",
     "CycleLinear",
     "CycleSchedule",
     "EpochSchedule",
-    "Exponential",
-    "Jump",
     "Linear",
     "PiecewiseLinear",
-    "Restarts",
     "SCHEDULES",
     "constant",
     "cosine",
@@ -67,7 +53,6 @@ __all__ = [
     "get",
     "parameters_of",
     "piecewise_constant",
-    "restarts",
     "scaled",
     "step_decay",
     "triangular",

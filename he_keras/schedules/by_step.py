@@ -7,18 +7,18 @@ already uses the new value, as in the papers' code. What Keras already offers is
 momentum 0.9 -> 0.8 -> 0.9, against the learning rate, whatever momentum was configured.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PiecewiseConstantDecay
 
-from he_keras.threat import parse_epsilon
+from he_keras.arguments import check_positive, is_increasing, parse_epsilon
+from he_keras.configurable import Configurable
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class PiecewiseLinear(LearningRateSchedule):
+class PiecewiseLinear(Configurable, LearningRateSchedule):
     """Straight lines between points, and the first and last value outside them (`numpy.interp`).
 
     Args:
@@ -57,10 +57,6 @@ class PiecewiseLinear(LearningRateSchedule):
         fraction = keras.ops.clip((step - start) / (end - start), 0.0, 1.0)
         # This form hits both end values exactly, where start + fraction * rise may miss the second.
         return (1.0 - fraction) * values[right - 1] + fraction * values[right]
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the points as plain data."""
-        return {"steps": self.steps, "values": self.values}
 
 
 def piecewise_constant(
@@ -165,14 +161,3 @@ def cosine(
         alpha=final / initial,
         **warmup,
     )
-
-
-def is_increasing(numbers: Sequence[float]) -> bool:
-    """Whether each number is larger than the one before."""
-    return all(low < high for low, high in itertools.pairwise(numbers))
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raises a ValueError unless the value is above 0."""
-    if not value > 0:
-        raise ValueError(f"Invalid {name}; expected a number > 0; received {name}={value}")

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras.optimizers.schedules import LearningRateSchedule
 
-from he_keras.schedules import by_epoch, by_step, cycles
-from he_keras.schedules.by_step import check_positive
-from he_keras.threat import parse_epsilon
+from he_keras.arguments import check_positive, parse_epsilon
+from he_keras.registry import Registry
+from he_keras.schedules import by_epoch, by_step
 
 
 def constant(initial: float) -> float:
@@ -16,36 +16,27 @@ def constant(initial: float) -> float:
     return float(initial)
 
 
-SCHEDULES: dict[str, Callable[..., Any]] = {
-    "constant": constant,
-    "step": by_step.step_decay,
-    "triangular": by_step.triangular,
-    "cyclic": by_step.triangular,
-    "cosine": by_step.cosine,
-    "piecewise": by_step.PiecewiseLinear,
-    "cyclic_momentum": by_step.cyclic_momentum,
-    "warm_up": by_epoch.warm_up,
-    "linear": by_epoch.Linear,
-    "exp": by_epoch.Exponential,
-    "jump": by_epoch.Jump,
-    "cos_cycle_jump": by_epoch.CosineJump,
-    "cycle_linear": cycles.CycleLinear,
-    "cycle_cos": cycles.CycleCosine,
-    "cycle_exp": cycles.CycleExponential,
-    "cycle_jump": cycles.CycleJump,
-}
+SCHEDULES: Registry[Callable[..., Any]] = Registry(
+    "schedule",
+    {
+        "constant": constant,
+        "step": by_step.step_decay,
+        "triangular": by_step.triangular,
+        "cosine": by_step.cosine,
+        "piecewise": by_step.PiecewiseLinear,
+        "cyclic_momentum": by_step.cyclic_momentum,
+        "warm_up": by_epoch.warm_up,
+        "linear": by_epoch.Linear,
+        "cycle_linear": by_epoch.CycleLinear,
+        "cycle_cos": by_epoch.CycleCosine,
+        "cycle_jump": by_epoch.CycleJump,
+    },
+)
 # What a schedule counts in steps, a configuration may count in epochs.
 _IN_EPOCHS = {"boundaries": "drop_epochs", "warmup_steps": "warmup_epochs", "steps": "epochs"}
 # These follow from the run.
 _OF_THE_RUN = ("total_steps", "steps_per_epoch")
-_LENGTHS = ("checkpoints", "interval", "first_jump", "jump_every", "num_epochs")
-
-
-class Restarts(NamedTuple):
-    """A learning rate and a radius that restart at the same epochs."""
-
-    learning_rate: LearningRateSchedule | float
-    epsilon: LearningRateSchedule | float
+_LENGTHS = ("checkpoints", "num_epochs")
 
 
 def get(
@@ -57,22 +48,18 @@ def get(
 
     * constant: `initial`; a plain number comes back;
     * step: `initial`, `drop_epochs` (or `boundaries` in steps), `drop_factor` = 0.1;
-    * triangular, also called cyclic: `peak`, `peak_fraction` = 0.5, `start` = 0, `end` = 0;
+    * triangular: `peak`, `peak_fraction` = 0.5, `start` = 0, `end` = 0;
     * cosine: `initial`, `warmup_epochs` = 0 (or `warmup_steps`), `final` = 0;
     * piecewise, straight lines between points: `epochs` (or `steps`), `values`;
     * cyclic_momentum: `peak_fraction` = 0.5, `low` = 0.8, `high` = 0.9;
     * warm_up: `target`, `num_epochs`, `unit`.
 
-    Those of `he_keras.schedules.cycles`, each with `unit` = "epoch" (or "batch"), `minimum` and
+    Those of `he_keras.schedules.by_epoch`, each with `unit` = "epoch" (or "batch"), `minimum` and
     `maximum`:
 
     * linear: `initial`, `slope`;
     * cycle_linear and cycle_cos: `initial`, `final`, `checkpoints`;
-    * exp: `initial`, `power`, `interval` = 1;
-    * cycle_exp: `initial`, `power`, `checkpoints`;
-    * jump: `initial`, `power`, `first_jump`, `jump_every`;
-    * cycle_jump: `initial`, `power`, `drop_points`, `checkpoints`;
-    * cos_cycle_jump: `initial`, `final`, `first_jump`, `jump_every`.
+    * cycle_jump: `initial`, `power`, `drop_points`, `checkpoints`.
 
     Without `checkpoints` the whole run is one cycle.
 
@@ -111,47 +98,12 @@ def _check_options(name: str, parameters: dict[str, bool], of_the_run: set, give
 
 def parameters_of(name: str) -> dict[str, bool]:
     """Returns the options of the schedule of that name, and whether it needs each."""
-    if name not in SCHEDULES:
-        raise ValueError(
-            f"Unknown schedule; expected one of {', '.join(SCHEDULES)}; received name={name!r}"
-        )
     schedule = SCHEDULES[name]
     parameters = dict(inspect.signature(schedule).parameters)
     if "kwargs" in parameters:
         parameters |= inspect.signature(by_epoch.EpochSchedule).parameters
         del parameters["kwargs"]
     return {key: value.default is value.empty for key, value in parameters.items()}
-
-
-def restarts(
-    checkpoints: Sequence[float], steps_per_epoch: int, learning_rate: dict, epsilon: dict
-) -> Restarts:
-    """Returns a learning rate and a radius that restart at the same checkpoints.
-
-    Args:
-        checkpoints: Epochs at which cycles end; the last one ends the run.
-        steps_per_epoch: Number of training steps of an epoch.
-        learning_rate: Name of the schedule (`name`) and its options; no `checkpoints`.
-        epsilon: The same for the radius.
-
-    Example:
-        >>> import he_keras as he
-        >>> rate = {"name": "cycle_jump", "initial": 0.1, "power": 0.1, "drop_points": [0.5]}
-        >>> radius = {"name": "cycle_cos", "initial": 0, "final": "12/255", "maximum": "8/255"}
-        >>> both = he.schedules.restarts((10, 20), 100, rate, radius)
-        >>> [round(float(both.learning_rate(step)), 4) for step in (0, 500, 1000, 1500)]
-        [0.1, 0.01, 0.1, 0.01]
-        >>> [round(255 * float(both.epsilon(step)), 1) for step in (0, 500, 900, 1000)]
-        [0.0, 6.0, 8.0, 0.0]
-    """
-    if not len(checkpoints):
-        raise ValueError("No checkpoints; expected at least one epoch > 0; received none")
-    total_steps = round(checkpoints[-1] * steps_per_epoch)
-    built = []
-    for description in (learning_rate, epsilon):
-        options = with_checkpoints(description, checkpoints)
-        built.append(get(options.pop("name"), total_steps, steps_per_epoch, **options))
-    return Restarts(*built)
 
 
 def with_checkpoints(description: dict, checkpoints: Sequence[float]) -> dict:

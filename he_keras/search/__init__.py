@@ -1,14 +1,17 @@
 """Search for scale, margin and other numbers with keras-tuner, on an objective no scale can fool.
 
-`he_keras.experiment.run_search` searches over a configuration; here is what it is made of. The
-models and their training come in as functions: this package knows keras-tuner, not experiments.
+`he_keras.experiment.run_search` searches over a configuration; this package has the parts that it
+is made of. Models and their training come in as functions: this package knows keras-tuner, and
+nothing of experiments.
 """
 
 from he_keras.search.scale_free import OBJECTIVES, scale_free_attack
-from he_keras.search.settings import TUNERS, SearchSettings, role
+from he_keras.search.settings import PROJECT, TUNERS, SearchSettings, role
 from he_keras.search.space import NAMES, Space
 from he_keras.search.trials import best, collect, read_tables, write_tables
-from he_keras.search.tuner import PROJECT, join, make_hypermodel, make_tuner, run_trials
+
+# These import keras-tuner, which takes seconds.
+_OF_THE_TUNER = ("join", "make_hypermodel", "make_tuner", "run_trials")
 
 __all__ = [
     "NAMES",
@@ -28,3 +31,11 @@ __all__ = [
     "scale_free_attack",
     "write_tables",
 ]
+
+
+def __getattr__(name: str):
+    if name in _OF_THE_TUNER:
+        from he_keras.search import tuner
+
+        return getattr(tuner, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,82 +1,89 @@
-"""keras-tuner's oracles, made to survive a kill at any moment and the loss of a worker.
+"""keras-tuner's oracles, which here survive a kill at any moment and the loss of a worker.
 
-An oracle decides what is tried next and keeps the books. Those of keras-tuner 1.4.8 write their
-files in place, forget the state of a grid and of the Bayesian search's random numbers, restart a
-search that is killed during its first trial, run a trial again that ended just before a kill, and
-wait for a lost worker for ever. `make_oracle` returns them without that. keras-tuner is imported
-there, so that `import he_keras` does not load it; the classes here come before its own in the order
-of inheritance.
+An oracle decides what is tried next and records what came of it. docs/search.md lists what
+keras-tuner's own oracles lose at a kill, and what is done about it here.
+
+This module imports keras-tuner, so it is only imported by functions.
 """
 
-import json
 import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import keras_tuner
 import numpy as np
+from keras_tuner import oracles
 
-from he_keras.atomic_files import write_json
-from he_keras.search.cluster import HEARTBEAT
-from he_keras.search.settings import SearchSettings, role
+from he_keras.files import read_json, write_json
+from he_keras.search.settings import HEARTBEAT, METRIC, PROJECT, SearchSettings, role
 
-METRIC = "robust_accuracy"
 _ENDED = ("COMPLETED", "FAILED")
-_NEVER = 10**9
-# Without this, mypy takes what keras-tuner's classes have for missing.
-_Oracle: Any = object
+# keras-tuner would raise at its own limit while it holds a lock, and all workers would wait for
+# ever. `failed_in_a_row` has the limit instead.
+_UNLIMITED = 10**9
 
 
-class DurableOracle(_Oracle):
-    """What all oracles here have in common.
+class DurableOracle(keras_tuner.Oracle):
+    """What all oracles here have in common. It stands before keras-tuner's own oracle.
+
+    Args:
+        settings: the settings of the search.
+        folder: folder of the search.
+        **options: arguments of keras-tuner's oracle.
 
     Attributes:
-        settings: the settings of the search.
-        listener: called with the oracle whenever a trial begins or ends.
+        listener: a function that is called with the oracle when a trial begins or ends.
     """
 
-    settings: SearchSettings
-    listener: Callable[[Any], None]
     ongoing_trials: dict[str, Any]
 
-    def __init__(self, settings: SearchSettings, **options) -> None:
+    def __init__(self, settings: SearchSettings, folder: pathlib.Path, **options) -> None:
         super().__init__(**options)
+        self.verbose = 0
         self.settings = settings
-        self.listener = lambda oracle: None
+        self.project = pathlib.Path(folder) / PROJECT
+        self.listener: Callable[[Any], None] = lambda oracle: None
+        # How many trials had ended when this program began.
         self._num_ended_before = 0
-        self._seen: dict[str, tuple[float, float]] = {}
-        self._contacts: dict[str, float] = {}
+        # Of each trial that is going on: its last heartbeat, and when that was first seen.
+        self._heartbeats: dict[str, tuple[float, float]] = {}
+        # When each worker last asked for a trial.
+        self._last_requests: dict[str, float] = {}
 
     # Files: complete or not there at all
 
+    @property
+    def state_file(self) -> pathlib.Path:
+        """The file of the oracle's state."""
+        return self.project / "oracle.json"
+
+    def trial_folder(self, trial_id: str) -> pathlib.Path:
+        """Returns the folder of a trial."""
+        return self.project / f"trial_{trial_id}"
+
     def save(self) -> None:
         """Writes the state."""
-        write_json(self._state_file(), self.get_state())
+        write_json(self.state_file, self.get_state())
 
     def _save_trial(self, trial) -> None:
-        write_json(self._trial_folder(trial.trial_id) / "trial.json", trial.get_state())
-
-    def _state_file(self) -> pathlib.Path:
-        return pathlib.Path(self._get_oracle_fname())
-
-    def _trial_folder(self, trial_id: str) -> pathlib.Path:
-        return pathlib.Path(self._get_trial_dir(trial_id))
+        write_json(self.trial_folder(trial.trial_id) / "trial.json", trial.get_state())
 
     def reload(self) -> None:
-        """Reads the state, and sorts out what a kill between two files left behind."""
+        """Reads the state, and repairs what a kill between two files has left."""
         super().reload()
         for trial_id in set(self.trials) - set(self.start_order):
-            # Its file is older than the state: the same trial will be drawn again.
+            # The state was not written any more: the same trial will be drawn again.
             del self.trials[trial_id]
-        state = json.loads(self._state_file().read_text())
+        state = read_json(self.state_file)
         self._retry_queue = list(state["retry_queue"])
         for tuner_id, trial_id in state["ongoing_trials"].items():
             trial = self.trials[trial_id]
             if trial.status in _ENDED:
-                # Ended in its own file, which is written first.
+                # Its own file, which is written before the state, says that it has ended.
                 self.end_order += [] if trial_id in self.end_order else [trial_id]
             elif role() == "chief":
-                # The worker may be at work still; if not, it asks for its trial again.
+                # The worker may still be training it. If not, it asks for its trial again.
                 self.ongoing_trials[tuner_id] = trial
             else:
                 self._retry_queue.append(trial_id)
@@ -84,14 +91,15 @@ class DurableOracle(_Oracle):
 
     # What comes next
 
+    @keras_tuner.synchronized
     def create_trial(self, tuner_id: str):
         """Returns a trial to run, or one that says to wait or to stop."""
-        self._contacts[tuner_id] = time.monotonic()
-        self._take_from_the_lost(tuner_id)
+        self._last_requests[tuner_id] = time.monotonic()
+        self._requeue_trials_of_lost_workers(tuner_id)
         trial = super().create_trial(tuner_id)
-        self._seen.pop(trial.trial_id, None)
+        self._heartbeats.pop(trial.trial_id, None)
         if trial.status == "STOPPED" and self.ongoing_trials:
-            # Another worker may be lost before it ends: somebody has to take over its trial.
+            # Another worker may be lost before it ends. Then this one takes over its trial.
             self.tuner_ids.add(tuner_id)
             trial.status = "IDLE"
         if trial.status == "RUNNING":
@@ -99,7 +107,7 @@ class DurableOracle(_Oracle):
         return trial
 
     def populate_space(self, trial_id: str) -> dict:
-        """Returns the values of a new trial, unless there were enough of them or of failures."""
+        """Returns the values of a new trial, unless there were enough trials or failures."""
         limit = self.settings.num_trials
         if self.failed_in_a_row() or (limit and len(self.trials) >= limit):
             return {"status": "STOPPED", "values": None}
@@ -112,8 +120,9 @@ class DurableOracle(_Oracle):
         enough = len(trials) == self.settings.max_failures
         return trials if enough and all(trial.status == "FAILED" for trial in trials) else []
 
+    @keras_tuner.synchronized
     def end_trial(self, trial) -> None:
-        """Records the end of a trial."""
+        """Records the end of a trial. A second end of the same trial changes nothing."""
         if trial.trial_id not in self.end_order:
             super().end_trial(trial)
         self.ongoing_trials = {
@@ -123,14 +132,21 @@ class DurableOracle(_Oracle):
         }
         self.listener(self)
 
-    def has_been_left(self) -> bool:
-        """Whether no trial is going on and every worker was told to stop, or is lost."""
-        now, patience = time.monotonic(), self.settings.worker_timeout
-        waiting = [each for each in list(self.tuner_ids) if now - self._contacts[each] <= patience]
-        return not self.ongoing_trials and not waiting
+    # Workers that are lost
 
-    def _take_from_the_lost(self, tuner_id: str) -> None:
-        """Puts the trials of other workers that show no sign of life back in the queue."""
+    @keras_tuner.synchronized
+    def forget_lost_workers(self) -> None:
+        """Waits no longer for workers that were told to wait and have not asked again.
+
+        keras-tuner's chief ends when no trial is going on and no worker is known any more.
+        """
+        now = time.monotonic()
+        for tuner_id in self.tuner_ids - set(self.ongoing_trials):
+            if now - self._last_requests[tuner_id] > self.settings.worker_timeout:
+                self.tuner_ids.discard(tuner_id)
+
+    def _requeue_trials_of_lost_workers(self, tuner_id: str) -> None:
+        """Puts the trials of other workers that show no sign of life back into the queue."""
         if role() != "chief":
             return
         for other, trial in list(self.ongoing_trials.items()):
@@ -140,21 +156,48 @@ class DurableOracle(_Oracle):
                 self._retry_queue.append(trial.trial_id)
 
     def _is_silent(self, trial_id: str) -> bool:
-        """Whether the heartbeat's time stays the same; clocks of other machines do not matter."""
-        path = self._trial_folder(trial_id) / HEARTBEAT
+        """Whether a trial's heartbeat has stood still for too long.
+
+        The heartbeat's time is only compared with itself, so that the clocks of other machines do
+        not matter.
+        """
+        path = self.trial_folder(trial_id) / HEARTBEAT
         stamp, now = path.stat().st_mtime if path.exists() else 0.0, time.monotonic()
-        before, since = self._seen.setdefault(trial_id, (stamp, now))
-        if before != stamp:
-            self._seen[trial_id] = (stamp, now)
+        stamp_before, first_seen = self._heartbeats.setdefault(trial_id, (stamp, now))
+        if stamp_before != stamp:
+            self._heartbeats[trial_id] = (stamp, now)
             return False
-        if now - since <= self.settings.worker_timeout:
+        if now - first_seen <= self.settings.worker_timeout:
             return False
-        del self._seen[trial_id]
+        del self._heartbeats[trial_id]
         return True
 
 
-class GridPoints(_Oracle):
+class RandomOracle(DurableOracle, oracles.RandomSearchOracle):
+    """Draws every trial at random."""
+
+
+class HyperbandOracle(DurableOracle, oracles.HyperbandOracle):
+    """Trains many trials briefly, and the better ones longer."""
+
+
+class _RepeatableDraws(oracles.BayesianOptimizationOracle):
+    """The Bayesian search, with random numbers that depend on the number of the trial only."""
+
+    def populate_space(self, trial_id: str) -> dict:
+        """Returns the values of a new trial."""
+        self._random_state = np.random.RandomState([self.seed, len(self.trials)])
+        return super().populate_space(trial_id)
+
+
+class BayesianOracle(DurableOracle, _RepeatableDraws):
+    """Draws trials where a Gaussian process promises most."""
+
+
+class _GridPoints(keras_tuner.Oracle):
     """Tries a list of points in its order; the number of trials says which is next."""
+
+    settings: SearchSettings
 
     def populate_space(self, trial_id: str) -> dict:
         """Returns the next point."""
@@ -165,47 +208,34 @@ class GridPoints(_Oracle):
         return {"status": "RUNNING", "values": points[position]}
 
 
-class RepeatableDraws(_Oracle):
-    """The Bayesian search, with random numbers that depend on the number of the trial only."""
-
-    def populate_space(self, trial_id: str) -> dict:
-        """Returns the values of a new trial."""
-        self._random_state = np.random.RandomState([self.seed, len(self.trials)])
-        return super().populate_space(trial_id)
+class GridOracle(DurableOracle, _GridPoints):
+    """Tries every point of a grid."""
 
 
-def make_oracle(settings: SearchSettings, seed: int, max_epochs: int):
+def make_oracle(
+    settings: SearchSettings, folder: pathlib.Path, seed: int, max_epochs: int
+) -> DurableOracle:
     """Returns an oracle that maximises the robust accuracy.
 
     Args:
         settings: the settings of the search.
+        folder: folder of the search.
         seed: seed of what the tuner draws.
         max_epochs: epochs of a whole training; hyperband's first stages have fewer.
     """
-    import keras_tuner
-
-    known = keras_tuner.oracles
-    kinds: dict[str, tuple[tuple, dict]] = {
-        "random": ((known.RandomSearchOracle,), {"max_trials": None}),
-        "bayesian": (
-            (RepeatableDraws, known.BayesianOptimizationOracle),
-            {"max_trials": None},
-        ),
-        "hyperband": (
-            (known.HyperbandOracle,),
-            {"max_epochs": max_epochs, "factor": settings.factor},
-        ),
-        "grid": ((GridPoints, keras_tuner.Oracle), {}),
+    kinds: dict[str, tuple[type[DurableOracle], dict]] = {
+        "random": (RandomOracle, {"max_trials": None}),
+        "bayesian": (BayesianOracle, {"max_trials": None}),
+        "hyperband": (HyperbandOracle, {"max_epochs": max_epochs, "factor": settings.factor}),
+        "grid": (GridOracle, {}),
     }
-    bases, options = kinds[settings.tuner]
-    oracle = type("SearchOracle", (DurableOracle, *bases), {})(
+    kind, options = kinds[settings.tuner]
+    return kind(
         settings,
+        folder,
         objective=keras_tuner.Objective(METRIC, "max"),
         # keras-tuner takes the seed 0 for none.
         seed=seed + 1,
-        # It would raise while it holds a lock, and chief and workers would wait for ever.
-        max_consecutive_failed_trials=_NEVER,
+        max_consecutive_failed_trials=_UNLIMITED,
         **options,
     )
-    oracle.verbose = 0
-    return oracle

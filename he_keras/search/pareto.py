@@ -4,8 +4,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from he_keras.analysis.drawing import COLOURS, plain_axes
-from he_keras.atomic_files import replacing
+from he_keras.drawing import COLOURS, new_figure, plain_axes, save_figure
 
 _FIGURE_INCHES = (6.4, 4.6)
 _LABEL_POINTS = 7
@@ -26,14 +25,10 @@ def on_front(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 def draw_pareto(rows: Sequence[dict], winner: dict, path: pathlib.Path, objective: str) -> None:
     """Draws every completed trial, the front, and the trial that won."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     done = [row for row in rows if row["status"] == "completed"]
     front = sorted((row for row in done if row["pareto"]), key=_point)
-    figure, axes = pyplot.subplots(figsize=_FIGURE_INCHES, layout="constrained")
+    figure = new_figure(*_FIGURE_INCHES)
+    axes = figure.subplots()
     others = [row for row in done if not row["pareto"]]
     axes.plot(*_columns(others), "o", color="#999999", markersize=5, label="trials")
     axes.plot(
@@ -49,9 +44,7 @@ def draw_pareto(rows: Sequence[dict], winner: dict, path: pathlib.Path, objectiv
     axes.set_title("Trials on the validation split", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     _annotate(axes, front)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _annotate(axes, front: Sequence[dict]) -> None:

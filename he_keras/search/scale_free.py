@@ -8,7 +8,7 @@ depend on the scale.
 """
 
 from he_keras import attacks
-from he_keras.attacks.attack import Attack
+from he_keras.attacks.framework.attack import Attack
 from he_keras.threat import ThreatModel
 
 # For each beginning of a name: the beginning of the attack's name, and its options.

@@ -5,9 +5,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from he_keras.attacks.checks import check_choice, check_number, check_positive_integer
+from he_keras.arguments import check_choice, check_number, check_positive_integer
 from he_keras.search.space import Space
 
+#: What a search maximises.
+METRIC = "robust_accuracy"
+#: keras-tuner's folder inside a search's folder.
+PROJECT = "tuner"
+#: Files of a trial: what it scored, why it failed, and the sign of life of its worker.
+RESULT, FAILURE, HEARTBEAT = "result.json", "failure.json", "heartbeat"
 TUNERS = ("random", "bayesian", "hyperband", "grid")
 DEFAULT_SPACE = {"scale": "1:64:log", "margin": "0:0.5"}
 _DEFAULT_TRIALS = {"random": 10, "bayesian": 10}

@@ -1,15 +1,13 @@
 """The trials of a search as a table, the best of them, and the front that none of them beats."""
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from he_keras.atomic_files import write_json
 from he_keras.callbacks.history_file import write_rows
-from he_keras.search.oracle import METRIC
+from he_keras.files import read_json, write_json
 from he_keras.search.pareto import draw_pareto, on_front
-from he_keras.search.tuner import FAILURE, RESULT, read_json
+from he_keras.search.settings import FAILURE, METRIC, RESULT
 
 TABLE, PICTURE = "trials.json", "pareto.png"
 _CLEAN = "clean_accuracy"
@@ -43,23 +41,26 @@ def write_tables(folder: pathlib.Path, rows: list[dict], about: dict[str, Any]) 
     winner = best(rows)
     heading = {**about, "best": None if winner is None else winner["trial"]}
     write_json(folder / TABLE, {**heading, "trials": rows})
-    write_rows(folder / "trials.csv", rows)
+    threat = about["threat"]
+    write_rows(folder / "trials.csv", [{**row, "threat": threat} for row in rows])
     if winner is not None:
-        draw_pareto(rows, winner, folder / PICTURE, about["objective"])
+        draw_pareto(rows, winner, folder / PICTURE, f"{about['objective']}, {threat}")
 
 
 def read_tables(folder: pathlib.Path) -> dict:
     """Returns what trials.json holds; an empty dictionary if there is none that can be read."""
     try:
         return read_json(folder / TABLE)
-    except (OSError, json.JSONDecodeError):
+    except ValueError:
         return {}
 
 
 def _row(oracle, names, project: pathlib.Path, trial) -> dict:
     folder = project / f"trial_{trial.trial_id}"
     result = read_json(folder / RESULT) if trial.status == "COMPLETED" else {}
-    failure = read_json(folder / FAILURE) if trial.status == "FAILED" else {}
+    # A trial that the chief gave up has no file.
+    has_failure = trial.status == "FAILED" and (folder / FAILURE).exists()
+    failure = read_json(folder / FAILURE) if has_failure else {}
     values = oracle.settings.parsed_space().values(trial.hyperparameters.values)
     return {
         "trial": trial.trial_id,

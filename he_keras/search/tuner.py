@@ -1,31 +1,32 @@
-"""keras-tuner's tuner and hypermodel over an experiment, whose trials are run folders."""
+"""keras-tuner's tuner and hypermodel over an experiment, whose trials are run folders.
+
+This module imports keras-tuner, so it is only imported by functions.
+"""
 
 import contextlib
-import json
 import pathlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import grpc
 import keras
+import keras_tuner
+from keras_tuner import errors
 
-from he_keras.atomic_files import write_json
+from he_keras.files import read_json, write_json
 from he_keras.search import cluster
-from he_keras.search.oracle import METRIC, make_oracle
-from he_keras.search.settings import SearchSettings, role
+from he_keras.search.oracle import DurableOracle, make_oracle
+from he_keras.search.settings import FAILURE, METRIC, PROJECT, RESULT, SearchSettings, role
 from he_keras.search.space import Space
 
-PROJECT = "tuner"
-RESULT, FAILURE = "result.json", "failure.json"
-_MARKER = "tuner.json"
+#: How long a worker that is told to wait does so before it asks again.
 _PAUSE_SECONDS = 0.5
-_Tuner: Any = object
-_HyperModel: Any = object
 
 
 class TrialFunction(Protocol):
-    """Trains and scores one point: resumes what it finds in the folder.
+    """Trains and scores one point, going on with what it finds in the folder.
 
     Returns at least "clean_accuracy" and "robust_accuracy".
     """
@@ -34,12 +35,12 @@ class TrialFunction(Protocol):
         """Runs the trial up to so many epochs."""
 
 
-class ExperimentHyperModel(_HyperModel):
+class ExperimentHyperModel(keras_tuner.HyperModel):
     """What keras-tuner asks for: the space, a model for each of its points, and how to train it.
 
     Args:
         space: what is searched.
-        build_model: from values by name to a compiled model.
+        build_model: a function from values by name to a compiled model.
         run: see `TrialFunction`.
     """
 
@@ -59,22 +60,48 @@ class ExperimentHyperModel(_HyperModel):
         return self.build_model(self.space.declare(hp))
 
     def fit(self, hp, model, *, folder: pathlib.Path, epochs: int) -> dict:
-        """Trains and scores a point. The folder brings the model, which may be half trained."""
+        """Trains and scores a point. The model comes from the folder; it may be half trained."""
         del model
         return self.run(self.space.declare(hp), folder, epochs)
 
 
-class TrialRunner(_Tuner):
-    """Runs trials in folders of their own; a trial that was interrupted goes on where it was."""
+class TrialRunner(keras_tuner.Tuner):
+    """Runs trials in folders of their own; a trial that was interrupted goes on where it was.
 
-    settings: SearchSettings
-    max_epochs: int
-    _last_request = 0.0
+    Args:
+        oracle: decides what is tried next.
+        hypermodel: trains and scores.
+        settings: the settings of the search.
+        max_epochs: epochs of a whole training.
+        folder: folder of the search.
+    """
+
+    def __init__(
+        self,
+        oracle: DurableOracle,
+        hypermodel: ExperimentHyperModel,
+        settings: SearchSettings,
+        max_epochs: int,
+        folder,
+    ) -> None:
+        super().__init__(oracle, hypermodel, directory=str(folder), project_name=PROJECT)
+        self.settings = settings
+        self.max_epochs = max_epochs
+        self._last_request = 0.0
+        if role() != "worker" and oracle.state_file.exists():
+            self.reload()
+
+    def save(self) -> None:
+        """Writes the oracle's state. The tuner has none, so that its role may change."""
+        if role() != "worker":
+            self.oracle.save()
+
+    def reload(self) -> None:
+        """Reads the oracle's state."""
+        self.oracle.reload()
 
     def run_trial(self, trial, *args, **kwargs) -> dict:
         """Returns the metrics of a trial, or raises what tells keras-tuner that it failed."""
-        from keras_tuner import errors
-
         self._last_request = 0.0
         folder = pathlib.Path(self.get_trial_dir(trial.trial_id))
         if (folder / RESULT).exists():
@@ -98,7 +125,7 @@ class TrialRunner(_Tuner):
         return _metrics(result)
 
     def _run_folder(self, trial) -> pathlib.Path:
-        """Its own, or that of the trial whose training it goes on with (hyperband)."""
+        """The trial's own, or that of the trial whose training it continues (hyperband)."""
         project = pathlib.Path(self.project_dir)
         earlier = trial.hyperparameters.values.get("tuner/trial_id")
         if not earlier:
@@ -111,58 +138,38 @@ class TrialRunner(_Tuner):
         time.sleep(max(pause, 0.0))
         self._last_request = time.monotonic()
 
-    def save(self) -> None:
-        """Writes the oracle's state, and the file that has keras-tuner read it again."""
-        if not self._is_worker():
-            self.oracle.save()
-            write_json(pathlib.Path(self._get_tuner_fname()), self.get_state())
-
-    def _get_tuner_fname(self) -> str:
-        # One name for all: what one process began may end with a chief and workers.
-        return str(pathlib.Path(self.project_dir) / _MARKER)
-
 
 def make_tuner(
     settings: SearchSettings, hypermodel: ExperimentHyperModel, folder, seed: int, max_epochs: int
-):
+) -> TrialRunner:
     """Returns the tuner, with the state that it finds in the folder."""
-    import keras_tuner
-
-    oracle = make_oracle(settings, seed, max_epochs)
-    with contextlib.redirect_stdout(None):
-        tuner = type("SearchTuner", (TrialRunner, keras_tuner.Tuner), {})(
-            oracle, hypermodel, directory=str(folder), project_name=PROJECT
-        )
-    tuner.settings, tuner.max_epochs = settings, max_epochs
-    return tuner
+    oracle = make_oracle(settings, pathlib.Path(folder), seed, max_epochs)
+    return TrialRunner(oracle, hypermodel, settings, max_epochs, folder)
 
 
-def make_hypermodel(space: Space, build_model, run: TrialFunction):
+def make_hypermodel(space: Space, build_model, run: TrialFunction) -> ExperimentHyperModel:
     """Returns the hypermodel."""
-    import keras_tuner
-
-    bases = (ExperimentHyperModel, keras_tuner.HyperModel)
-    return type("SearchHyperModel", bases, {})(space, build_model, run)
+    return ExperimentHyperModel(space, build_model, run)
 
 
-def join(tuner, is_over: Callable[[], bool]) -> bool:
+def join(tuner: TrialRunner, is_over: Callable[[], bool]) -> bool:
     """Connects a worker to the chief, however long that takes; False if the search has ended."""
-    return cluster.connect(tuner.oracle, is_over)
+    tuner.oracle = cluster.PatientOracle(tuner.oracle, is_over)
+    return cluster.wait_for_chief(is_over)
 
 
-def run_trials(tuner) -> None:
+def run_trials(tuner: TrialRunner) -> None:
     """Runs what is left, in the role that the environment variables give to this process."""
-    import grpc
-    from keras_tuner import errors
-
     # Before the first trial: otherwise a search that is killed in it would begin anew.
     tuner.save()
-    if role() == "chief":
-        cluster.serve(tuner.oracle)
-        return
     try:
-        with _no_tracebacks():
-            tuner.search()
+        if role() == "chief":
+            cluster.check_port_is_free()
+            with cluster.forgetting_lost_workers(tuner.oracle):
+                tuner.search()
+        else:
+            with _no_tracebacks(), contextlib.suppress(cluster.SearchIsOver):
+                tuner.search()
     except errors.FatalError as error:
         raise (error.__cause__ or error) from None
     except grpc.RpcError as error:
@@ -170,11 +177,6 @@ def run_trials(tuner) -> None:
             "The chief does not answer; expected it to run until the workers have gone (start it "
             f"again, then this worker); received {cluster.address()}: {error}"
         ) from error
-
-
-def read_json(path: pathlib.Path) -> dict:
-    """Reads a file that a trial left; an empty dictionary if there is none."""
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, float]:

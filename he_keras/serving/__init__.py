@@ -1,7 +1,7 @@
 """A small HTTP server for SavedModels that speaks TensorFlow Serving's REST predict API.
 
-`serve` runs it; `tools/serve.py` is its command line and `docs/serving.md` its manual. It serves
-any SavedModel with signatures, by TensorFlow alone. Needs the extra `[serve]`.
+`serve` runs it, `tools/serve.py` is its command line, and `docs/serving.md` is its manual. It
+serves any SavedModel with signatures. It needs the extra `[serve]`.
 """
 
 from he_keras.serving.server import serve

@@ -1,4 +1,4 @@
-"""Runs of the model that concurrent requests share."""
+"""Merges concurrent requests into one run of the model."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from he_keras.serving.servable import Servable, Signature
 from he_keras.serving.settings import ServingSettings
 
 _LOGGER = logging.getLogger("he_keras.serving")
-# TensorFlow's errors that a client causes; TensorFlow Serving answers them so too.
+# The errors of TensorFlow that a client causes. TensorFlow Serving also answers them with 400.
 _CLIENT_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.FailedPreconditionError,
@@ -23,48 +23,58 @@ _CLIENT_ERRORS = (
 )
 
 
+# This many times the pixels of one run may wait.
+_RUNS_IN_QUEUE = 16
+
+
 class _Task(NamedTuple):
-    """One request: `num_rows` is 1 where it runs alone."""
+    """One request. `num_rows` is 1 if it runs alone; `pixels` counts those to be decoded."""
 
     key: tuple
     servable: Servable
     signature: Signature
     arrays: dict
     num_rows: int
+    pixels: int
     deadline: float
     future: asyncio.Future
 
 
 class Batcher:
-    """Merges requests of one signature, version and shape; one thread runs them.
+    """Merges requests of one signature, version and shape. One thread runs them.
 
-    The first request of a batch waits `batch_timeout_ms` for others, and requests that come while
-    the model runs form the next batch. Batches are not padded: a loaded signature is a fixed graph,
-    which no new batch size traces again.
+    The first request of a batch waits `batch_timeout_ms` for others. Requests that come while the
+    model runs form the next batch. Batches are not padded: a loaded signature is a fixed graph, so
+    a new batch size causes no new trace. A run decodes no more pixels than one request may have, so
+    that other requests do not wait for long.
 
     Args:
-        settings: batch size, waiting time, lengths of the queue and of an answer's time.
-        metrics: told about runs and the queue.
+        settings: the limits: batch size, waiting time, length of the queue, time of an answer.
+        metrics: records runs and the queue.
     """
 
     def __init__(self, settings: ServingSettings, metrics):
         self._max_batch_size = settings.max_batch_size
         self._batch_timeout = settings.batch_timeout_ms / 1000
         self._max_queue = settings.max_queue
+        self._max_pixels = settings.max_request_pixels
         self._timeout_seconds = settings.timeout_seconds
         self._metrics = metrics
         self._wake = threading.Condition()
         self._waiting: dict[tuple, deque[_Task]] = {}
         self._num_rows: dict[tuple, int] = {}
+        self._pixels = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="he-keras-model", daemon=True)
         self._thread.start()
 
-    async def run(self, servable: Servable, signature_name: str, arrays: dict) -> dict:
-        """Returns the outputs for one request.
+    async def run(
+        self, servable: Servable, signature_name: str, arrays: dict, pixels: int = 0
+    ) -> dict:
+        """Returns the outputs for one request, whose images have `pixels` pixels together.
 
         Raises:
-            RequestError: 400 if it has too many examples, none, or the model refuses it; 500 if
+            RequestError: 400 if it has no examples or too many, or if the model refuses it; 500 if
                 the model fails; 503 if the queue is full; 504 if it takes too long.
         """
         signature = servable.signature(signature_name)
@@ -75,7 +85,7 @@ class Batcher:
         if not signature.is_batched:
             key = (future,)
         deadline = time.monotonic() + self._batch_timeout
-        task = _Task(key, servable, signature, arrays, num_rows, deadline, future)
+        task = _Task(key, servable, signature, arrays, num_rows, pixels, deadline, future)
         with self._wake:
             self._enqueue(task)
         timer = loop.call_later(self._timeout_seconds, _give_up, future, self._timeout_seconds)
@@ -83,11 +93,11 @@ class Batcher:
             return await future
         finally:
             timer.cancel()
-            # Nobody waits any more, if it is not done: the thread passes it over.
+            # If it is not done, nobody waits for it any more, and the thread skips it.
             future.cancel()
 
     def stop(self) -> None:
-        """Ends the thread after the run it is at."""
+        """Ends the thread after its current run."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -111,10 +121,13 @@ class Batcher:
         total = sum(self._num_rows.values())
         if total + task.num_rows > self._max_queue:
             raise RequestError(503, f"The queue is full: {total} examples wait; try again")
+        if self._pixels + task.pixels > _RUNS_IN_QUEUE * self._max_pixels:
+            raise RequestError(503, f"The queue is full: {self._pixels} pixels wait; try again")
+        self._pixels += task.pixels
         self._waiting.setdefault(task.key, deque()).append(task)
         self._num_rows[task.key] = self._num_rows.get(task.key, 0) + task.num_rows
         self._metrics.set_queue(total + task.num_rows)
-        # Only for what the thread waits for: each needless wake-up takes the interpreter's lock.
+        # The thread is woken only if it can begin: every wake-up takes the interpreter's lock.
         if not total or self._num_rows[task.key] >= self._max_batch_size:
             self._wake.notify()
 
@@ -123,11 +136,11 @@ class Batcher:
             alive = [task for task in tasks if not task.future.done()]
             if alive:
                 _deliver(self._run(alive))
-            # While it waits for more, the thread must not keep an old version in memory.
+            # Without this, the waiting thread would keep an old version of a model in memory.
             del tasks, alive
 
     def _next_batch(self) -> list[_Task]:
-        """Waits for the oldest request's company; returns nothing when it is time to end."""
+        """Waits until the oldest request's batch is full or due. Returns nothing at the end."""
         with self._wake:
             while not self._waiting and not self._stopping:
                 self._wake.wait()
@@ -143,24 +156,33 @@ class Batcher:
             return self._take(key)
 
     def _take(self, key: tuple) -> list[_Task]:
-        waiting, tasks, num_rows = self._waiting[key], [], 0
-        while waiting and num_rows + waiting[0].num_rows <= self._max_batch_size:
+        waiting, tasks, num_rows, pixels = self._waiting[key], [], 0, 0
+        while (
+            waiting
+            and num_rows + waiting[0].num_rows <= self._max_batch_size
+            and pixels + waiting[0].pixels <= self._max_pixels
+        ):
             num_rows += waiting[0].num_rows
+            pixels += waiting[0].pixels
             tasks.append(waiting.popleft())
         self._num_rows[key] -= num_rows
+        self._pixels -= pixels
         if not waiting:
             del self._waiting[key], self._num_rows[key]
         self._metrics.set_queue(sum(self._num_rows.values()))
         return tasks
 
     def _run(self, tasks: list[_Task]) -> list[tuple[_Task, object]]:
-        """Returns outputs or error of each; halves a batch that fails, to save the others."""
+        """Returns the outputs or the error of each task.
+
+        A batch that fails is halved, so that only the requests at fault fail.
+        """
         servable, signature = tasks[0].servable, tasks[0].signature
         began = time.perf_counter()
         try:
             outputs = signature.run(_merged(tasks))
             parts = _split(outputs, tasks) if signature.is_batched else [outputs]
-        # Whatever a model raises must not end the thread that runs all models.
+        # No error of a model may end the thread that runs all models.
         except Exception as error:
             if len(tasks) > 1:
                 middle = len(tasks) // 2
@@ -203,7 +225,7 @@ def _as_request_error(error: Exception) -> RequestError:
 
 
 def _deliver(results: list[tuple[_Task, object]]) -> None:
-    """Hands all results over at once: each call into the loop's thread wakes it."""
+    """Hands over all results in one call, because each call into the loop's thread wakes it."""
 
     def set_results() -> None:
         for task, result in results:

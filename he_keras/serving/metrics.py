@@ -1,4 +1,6 @@
-"""What Prometheus can ask a server."""
+"""The metrics of a server, for Prometheus."""
+
+import functools
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -7,8 +9,8 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Metrics:
     """The metrics of one server, in a registry of its own.
 
-    Only served models become values of the label `model`: names that clients invent would fill
-    the memory.
+    Only names of served models become values of the label `model`. Names that clients invent
+    would fill the memory.
     """
 
     def __init__(self):
@@ -21,26 +23,17 @@ class Metrics:
             "he_keras_requests", "Answered requests.", ["model", "code"], registry=registry
         )
         self._counters: dict = {}
-        self._latency = prometheus.Histogram(
+        histogram = functools.partial(prometheus.Histogram, labelnames=["model"], registry=registry)
+        self._latency = histogram(
             "he_keras_request_seconds",
             "Time from the head of a predict request to its answer.",
-            ["model"],
             buckets=_LATENCIES,
-            registry=registry,
         )
-        self._batches = prometheus.Histogram(
-            "he_keras_batch_examples",
-            "Examples of each run of the model.",
-            ["model"],
-            buckets=_BATCHES,
-            registry=registry,
+        self._batches = histogram(
+            "he_keras_batch_examples", "Examples of each run of the model.", buckets=_BATCHES
         )
-        self._run_seconds = prometheus.Histogram(
-            "he_keras_run_seconds",
-            "Time of each run of the model.",
-            ["model"],
-            buckets=_LATENCIES,
-            registry=registry,
+        self._run_seconds = histogram(
+            "he_keras_run_seconds", "Time of each run of the model.", buckets=_LATENCIES
         )
         self._queue = prometheus.Gauge(
             "he_keras_queue_examples", "Examples that wait for the model.", registry=registry
@@ -56,7 +49,7 @@ class Metrics:
         )
 
     def count_request(self, model: str, code: int) -> None:
-        """Counts an answer; `model` is empty where no served model was asked for."""
+        """Counts an answer; `model` is empty if no served model was asked for."""
         # Finding a counter by its labels costs more than counting.
         if (model, code) not in self._counters:
             self._counters[model, code] = self._requests.labels(model, str(code))

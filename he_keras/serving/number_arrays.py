@@ -1,9 +1,9 @@
-"""Large arrays of numbers straight from the text of a request, without a Python object for each.
+"""Arrays of numbers straight from the text of a request, without a Python object for each number.
 
-Images as JSON numbers are thousands of numbers each. Python's lists of them cost several times what
-the model costs; here a parser in C++ fills an array, and a second pass over the text, also in C,
-makes sure that the brackets form that array. Whatever is unusual goes the general way, which also
-words every error.
+An image in JSON is thousands of numbers. To make Python lists of them takes several times as long
+as to run the model. Here a parser in C++ fills an array, and a second pass over the text, also in
+C, checks that the brackets form that array. Unusual requests and mistakes are left to the general
+parser, which also writes the error messages.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# What numbers and the space between them are made of.
+# The characters of numbers and of the space between them.
 _NUMBER_CHARACTERS = b"0123456789+-.eE \t\r\n"
 
 
@@ -46,7 +46,7 @@ def parse_plain_numbers(body: bytes, inputs_of):
             return None
         ((name, spec),) = inputs_of(signature_name).items()
         array = _filled(document[key], spec, body)
-    # Any mistake of the client, in many forms: the general way says which.
+    # The client's mistakes raise many kinds of errors. The general parser says what is wrong.
     except Exception:
         return None
     return None if array is None else (signature_name, {name: array}, key == "instances")
@@ -58,7 +58,7 @@ def _filled(values, spec: tf.TensorSpec, body: bytes) -> np.ndarray | None:
         return None
     if spec.dtype.is_floating:
         array = np.frombuffer(values.as_buffer(of_type="d"), np.float64)
-        # Larger whole numbers would have to be told from decimals, to see whether they are exact.
+        # The type may not hold larger whole numbers exactly, and here they look like decimals.
         limits = (1 - 2.0**24, 2.0**24 - 1)
     elif spec.dtype.is_integer and spec.dtype != tf.uint64:
         array = np.frombuffer(values.as_buffer(of_type="i"), np.int64)
@@ -71,7 +71,7 @@ def _filled(values, spec: tf.TensorSpec, body: bytes) -> np.ndarray | None:
     num_rows = array.size // row
     expected = b"[" + b",".join([_brackets(tuple(shape[1:]))] * num_rows) + b"]"
     brackets = body.translate(None, _NUMBER_CHARACTERS)
-    # The count tells an array from the same array inside further brackets.
+    # The count tells the array from the same array inside further brackets.
     if expected not in brackets or brackets.count(b"[") != expected.count(b"["):
         return None
     return array.reshape(num_rows, *shape[1:]).astype(spec.dtype.as_numpy_dtype)

@@ -1,4 +1,4 @@
-"""Bodies of predict requests and answers: rows ("instances") and columns ("inputs")."""
+"""The bodies of predict requests and answers, in rows ("instances") or columns ("inputs")."""
 
 import json
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from he_keras.serving.request_error import RequestError, shown
 from he_keras.serving.tensors import is_bytes_object, to_array, to_json_values
 
 DEFAULT_SIGNATURE = "serving_default"
-# Below, the general way is as fast.
+# For a shorter body, the general parser is as fast.
 _FEW_BYTES = 1024
 
 
@@ -18,9 +18,9 @@ class PredictRequest(NamedTuple):
     """A parsed body.
 
     Attributes:
-        signature_name: the signature it asks for.
+        signature_name: the signature that the request asks for.
         arrays: a value for each input of that signature.
-        in_rows: whether it came, and is answered, in rows.
+        in_rows: whether the request came in rows. Then it is answered in rows.
     """
 
     signature_name: str
@@ -32,11 +32,11 @@ def parse_request(body: bytes, inputs_of) -> PredictRequest:
     """Parses the body of a predict request.
 
     Args:
-        body: JSON; `NaN`, `Infinity` and `-Infinity` are numbers too, as in TensorFlow Serving.
+        body: JSON. As in TensorFlow Serving, `NaN`, `Infinity` and `-Infinity` are numbers too.
         inputs_of: a function from the name of a signature to its inputs.
 
     Raises:
-        RequestError: 400, whatever is wrong with the body.
+        RequestError: 400 for every mistake in the body.
 
     Example:
         >>> import tensorflow as tf
@@ -74,7 +74,7 @@ def _parse_any(body: bytes, inputs_of) -> tuple[str, dict[str, np.ndarray], bool
 
 
 def parse_json(body: bytes):
-    """Parses JSON; the fast parser knows no NaN, so those bodies go to Python's own."""
+    """Parses JSON. The fast parser knows no NaN, so bodies with NaN go to Python's own parser."""
     import orjson
 
     try:
@@ -122,10 +122,10 @@ def _keys(inputs: dict) -> str:
 
 
 def format_answer(outputs: dict[str, np.ndarray], in_rows: bool) -> bytes:
-    """Writes outputs as JSON; a lone output stands without its name.
+    """Writes outputs as JSON. A single output is written without its name.
 
     Raises:
-        RequestError: 400, if rows are asked for and the outputs do not have one value for each.
+        RequestError: 400 if rows are asked for and the outputs do not have one value for each row.
 
     Example:
         >>> format_answer({"y": np.float32([0.1, np.nan])}, in_rows=True)
@@ -135,8 +135,9 @@ def format_answer(outputs: dict[str, np.ndarray], in_rows: bool) -> bytes:
         raise RequestError(400, "The outputs differ in batch size; use 'inputs' for this signature")
     if all(np.isfinite(each).all() for each in outputs.values() if each.dtype.kind == "f"):
         return _write(outputs, in_rows)
-    # Slow, and right for the rare answer with NaN or infinities, which strict JSON does not have.
-    # Through text, because a float32 printed as a double shows digits that it does not have.
+    # Strict JSON has neither NaN nor infinity. This slow way is for the rare answers with them.
+    # It goes through text, because a float32 that is printed as a double shows more digits than
+    # it has.
     plain = {
         name: array.astype(np.str_).astype(np.float64) if array.dtype.kind == "f" else array
         for name, array in outputs.items()

@@ -1,4 +1,4 @@
-"""The models that are served: the newest version of each that loads, as its folder changes."""
+"""The served models: of each, the newest version in its folder that loads."""
 
 import gc
 import logging
@@ -13,12 +13,12 @@ _LOGGER = logging.getLogger("he_keras.serving")
 
 
 class VersionStatus(NamedTuple):
-    """What the status API says of a version, in TensorFlow Serving's words.
+    """What the status API says about a version, in the terms of TensorFlow Serving.
 
     Attributes:
         state: LOADING, AVAILABLE, UNLOADING or END.
-        error: why it could not be loaded, or nothing.
-        fingerprint: names, sizes and times of the files that were tried.
+        error: why the version could not be loaded; otherwise empty.
+        fingerprint: names, sizes and times of the files of a version that could not be loaded.
     """
 
     state: str
@@ -31,9 +31,9 @@ class Model:
 
     Args:
         name: its name in the URLs.
-        folder: holds the versions, each in a sub-folder whose name is a number.
+        folder: the folder of the versions, each in a sub-folder whose name is a number.
         max_batch_size: the largest batch to warm up with.
-        metrics: told about loads and failures.
+        metrics: records loads and failures.
 
     Attributes:
         name: its name in the URLs.
@@ -58,7 +58,7 @@ class Model:
         """Returns the version in service.
 
         Raises:
-            RequestError: 404, if that is not the one asked for.
+            RequestError: 404 if another version is asked for, or if none is in service.
         """
         current = self._current
         if current is None or version not in (None, current.version):
@@ -72,7 +72,7 @@ class Model:
         """Returns the answer of the status API.
 
         Raises:
-            RequestError: 404, for a version that was never seen.
+            RequestError: 404 if this version was never seen.
         """
         with self._lock:
             known = dict(self._statuses)
@@ -94,9 +94,9 @@ class Model:
         }
 
     def refresh(self) -> None:
-        """Puts the newest version that loads into service; frees those that nobody uses any more.
+        """Puts the newest version that loads into service, and frees those no longer in use.
 
-        A version that failed is tried again only after one of its files changed.
+        A version that failed is tried again only after one of its files has changed.
         """
         folders = self._version_folders()
         for version in sorted(folders, reverse=True):
@@ -112,7 +112,7 @@ class Model:
         self._forget(set(folders))
 
     def _version_folders(self) -> dict[int, pathlib.Path]:
-        """Half-written versions stand under names that are not numbers."""
+        """The folders of versions. Half-written ones do not count: their names are no numbers."""
         try:
             return {
                 int(each.name): each
@@ -127,7 +127,7 @@ class Model:
         self._set_status(version, VersionStatus("LOADING"))
         try:
             servable = Servable(self.name, version, folder)
-        # A damaged SavedModel fails in as many ways as there are files in it.
+        # A damaged SavedModel can raise any kind of error.
         except Exception as error:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             self._set_status(version, VersionStatus("END", reason, fingerprint))
@@ -136,7 +136,7 @@ class Model:
             return False
         try:
             servable.warm_up(self._max_batch_size)
-        # Zeros may be no valid input of this model, so this says nothing against it.
+        # Zeros may be no valid input of this model, so a failure proves nothing.
         except Exception as error:
             _LOGGER.warning("Cannot warm up version %d of %s: %s", version, self.name, error)
         if self._current is not None:
@@ -154,7 +154,7 @@ class Model:
         self._retired = [each for each in self._retired if self._keep(each)]
         freed = num_retired - len(self._retired)
         if freed:
-            # A loaded SavedModel refers to itself, so nothing else frees it.
+            # A loaded SavedModel refers to itself, so only a collection frees it.
             gc.unfreeze()
             gc.collect()
             gc.freeze()
@@ -162,13 +162,13 @@ class Model:
 
     def _keep(self, retired: Servable) -> bool:
         in_use = bool(retired.num_users)
-        # The same version may be back in service, loaded anew.
+        # The same version may be in service again, newly loaded.
         if not in_use and self._current is not None and self._current.version != retired.version:
             self._set_status(retired.version, VersionStatus("END"))
         return in_use
 
     def _forget(self, present: set[int]) -> None:
-        """Drops what is known of versions whose folders are gone."""
+        """Forgets versions whose folders have been removed."""
         with self._lock:
             self._statuses = {
                 version: status
@@ -190,12 +190,12 @@ def _fingerprint(folder: pathlib.Path) -> tuple:
 
 
 class Repository:
-    """The served models, looked after by a thread of its own.
+    """The served models. A thread of its own looks for new versions.
 
     Args:
-        models: folder of each model by name.
+        models: the folder of each model, by the model's name.
         max_batch_size: the largest batch to warm up with.
-        metrics: told about loads and failures.
+        metrics: records loads and failures.
     """
 
     def __init__(self, models: dict[str, pathlib.Path], max_batch_size: int, metrics):
@@ -204,12 +204,13 @@ class Repository:
         }
         self._stopping = threading.Event()
         self._poller: threading.Thread | None = None
+        self._failures: dict[str, str] = {}
 
     def load(self) -> None:
         """Loads the newest version of every model.
 
         Raises:
-            ValueError: if a model has none that loads.
+            ValueError: No version of a model loads.
         """
         for model in self._models.values():
             model.refresh()
@@ -222,24 +223,37 @@ class Repository:
                     f"No model to serve; expected a version of {model.name} that loads; "
                     f"received {'; '.join(reasons) or 'none'}"
                 )
-        # TensorFlow's objects number in the hundreds of thousands, and every collection that a
-        # large request sets off would look at each of them.
+        # TensorFlow has hundreds of thousands of objects. Without this, every collection that a
+        # large request causes would look at each of them.
         gc.collect()
         gc.freeze()
 
     def start_polling(self, poll_seconds: float) -> None:
-        """Looks for new versions every so many seconds until `stop`."""
+        """Looks for new versions every `poll_seconds`, until `stop` is called."""
 
         def poll() -> None:
             while not self._stopping.wait(poll_seconds):
                 for model in self._models.values():
-                    model.refresh()
+                    self._refresh(model)
 
         self._poller = threading.Thread(target=poll, name="he-keras-versions", daemon=True)
         self._poller.start()
 
+    def _refresh(self, model: Model) -> None:
+        """Refreshes one model. An error is logged once, and the model is tried again later."""
+        try:
+            model.refresh()
+        # An unforeseen error must not keep other models or the next version from loading.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if self._failures.get(model.name) != reason:
+                _LOGGER.exception("Cannot look for versions of %s; trying again", model.name)
+            self._failures[model.name] = reason
+        else:
+            self._failures.pop(model.name, None)
+
     def stop(self) -> None:
-        """Stops looking; a version that is being loaded is not waited for."""
+        """Stops looking for versions. It does not wait for one that is being loaded."""
         self._stopping.set()
         gc.unfreeze()
 
@@ -247,7 +261,7 @@ class Repository:
         """Returns a model.
 
         Raises:
-            RequestError: 404, if there is none of that name.
+            RequestError: 404 if there is no model of that name.
         """
         if name not in self._models:
             raise RequestError(404, f"Servable not found for request: Latest({name[:80]})")

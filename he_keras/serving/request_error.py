@@ -4,7 +4,7 @@ import http
 
 
 class RequestError(Exception):
-    """Answers a request with a status of HTTP and `{"error": message}`.
+    """Answers a request with an HTTP status and `{"error": message}`.
 
     Example:
         >>> RequestError(404, "Servable not found for request: Latest(digits)").status.value
@@ -17,12 +17,12 @@ class RequestError(Exception):
 
 
 def shown(value, limit: int = 80) -> str:
-    """Returns a value as an error message may show it: short whatever the client sent.
+    """Returns a value for an error message, short whatever the client has sent.
 
     Example:
         >>> shown("x" * 1000, limit=8)
         "'xxxx..."
     """
-    # A prefix, because the whole of a hostile value can be expensive to print.
+    # Only a prefix is printed: a hostile value can be expensive to print as a whole.
     text = repr(value[: limit + 1] if isinstance(value, (str, bytes)) else value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,6 +1,7 @@
-"""One loaded version of a model: its signatures, run on arrays."""
+"""One loaded version of a model, whose signatures run on arrays."""
 
 import contextlib
+import math
 import pathlib
 import threading
 
@@ -15,8 +16,8 @@ class Signature:
     """A signature of a SavedModel.
 
     Attributes:
-        inputs: specification of each input by name.
-        is_batched: whether requests may share a run: every input and output has a leading
+        inputs: the specification of each input, by name.
+        is_batched: whether requests may share a run. Then every input and output has a first
             dimension of any length.
     """
 
@@ -33,18 +34,32 @@ class Signature:
         )
 
     def run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the outputs for a batch; types that only TensorFlow has become float32."""
+        """Returns the outputs for a batch. Types that NumPy does not have become float32."""
         tensors = {
             name: tf.constant(array, self.inputs[name].dtype) for name, array in arrays.items()
         }
         outputs = self._function(**tensors)
         return {name: _native(output).numpy() for name, output in sorted(outputs.items())}
 
+    def num_values(self, max_rows: int) -> int | None:
+        """Returns how many JSON values `max_rows` rows have, or None if that is not fixed."""
+        total = 0
+        for spec in self.inputs.values():
+            shape = [None] if spec.shape.rank is None else spec.shape.as_list()
+            sizes = [max_rows, *shape[1:]] if shape[:1] == [None] else shape
+            is_text = spec.dtype == tf.string and not is_image_input(spec)
+            if is_text or spec.shape.rank is None or None in sizes:
+                return None
+            total += math.prod(sizes) + max_rows
+        return total
+
     def example(self, num_rows: int) -> dict[str, np.ndarray] | None:
-        """Returns an input to warm up with, or None if a shape or the meaning of a string is open.
+        """Returns an input to warm up with.
+
+        Returns None if a shape is not fixed, or if nobody knows what a string means.
 
         Args:
-            num_rows: length of each open leading dimension.
+            num_rows: the length of each first dimension.
         """
         arrays = {}
         for name, spec in self.inputs.items():
@@ -67,23 +82,24 @@ def _native(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class Servable:
-    """A version of a model in memory.
+    """A version of a model that is in memory.
 
     Attributes:
-        name: name of the model.
-        version: its number.
-        signatures: its signatures by name.
-        signature_definitions: the same as the SavedModel's file describes them, as plain data.
+        name: the name of the model.
+        version: the number of the version.
+        signatures: the signatures by name.
+        signature_definitions: the signatures as the SavedModel's file describes them, as plain
+            data.
     """
 
     def __init__(self, name: str, version: int, folder: pathlib.Path):
         """Loads a SavedModel.
 
         Raises:
-            ValueError: if it has no signature.
+            ValueError: The SavedModel has no signature.
         """
         self.name, self.version = name, version
-        # The functions of signatures do not keep the variables alive; this does.
+        # This keeps the variables alive. The functions of the signatures do not.
         self._loaded = tf.saved_model.load(str(folder))
         self.signatures = {
             key: Signature(function) for key, function in self._loaded.signatures.items()
@@ -109,14 +125,23 @@ class Servable:
 
     @property
     def num_users(self) -> int:
-        """Requests that use it now."""
+        """How many requests use this version now."""
         return self._users
+
+    def most_values(self, max_rows: int) -> int | None:
+        """Returns the most JSON values that a request of `max_rows` rows can have.
+
+        Returns None if a signature sets no limit.
+        """
+        numbers = [each.num_values(max_rows) for each in self.signatures.values()]
+        known = [each for each in numbers if each is not None]
+        return max(known) if len(known) == len(numbers) else None
 
     def signature(self, name: str) -> Signature:
         """Returns a signature that takes inputs.
 
         Raises:
-            RequestError: 400, if there is none of that name.
+            RequestError: 400 if there is no such signature.
         """
         signature = self.signatures.get(name)
         if signature is None:
@@ -128,10 +153,12 @@ class Servable:
         return signature
 
     def warm_up(self, max_batch_size: int) -> None:
-        """Runs every signature, smallest and largest batch, so that no client pays for the first.
+        """Runs every signature with the smallest and the largest batch.
+
+        The first run takes longer, and no client should wait for it.
 
         Raises:
-            Exception: whatever running the model raises.
+            Exception: Any error of the model.
         """
         for signature in self.signatures.values():
             for num_rows in (1, max_batch_size):

@@ -1,20 +1,26 @@
-"""Runs the server: address, models, signals."""
+"""Starts and stops the server."""
 
 import asyncio
 import logging
 import pathlib
+import resource
 import signal
 import socket
 from collections.abc import Callable
 
 from he_keras.serving.application import Application
 from he_keras.serving.batching import Batcher
+from he_keras.serving.connections import Connections
 from he_keras.serving.metrics import Metrics
 from he_keras.serving.repository import Repository
 from he_keras.serving.settings import ServingSettings
 
 _BACKLOG = 1024
-_KEEP_ALIVE_SECONDS = 75.0
+# How many of the waiting connections are accepted at a time. In between, connections that lost
+# their places are closed.
+_ACCEPTED_AT_ONCE = 16
+# Open files that are not connections: models, logs, libraries.
+_OTHER_FILES = 128
 
 
 def serve(
@@ -22,23 +28,25 @@ def serve(
     settings: ServingSettings | None = None,
     on_ready: Callable[[str, dict[str, int]], None] | None = None,
 ) -> None:
-    """Serves models until SIGTERM or SIGINT, then finishes what is in flight and returns.
+    """Serves models until SIGTERM or SIGINT. Then it answers open requests and returns.
 
     Args:
-        models: folder of each model by the name that URLs use; a folder holds the versions,
+        models: the folder of each model, by the name that URLs use. A folder holds versions,
             `<folder>/<version>/saved_model.pb`.
         settings: address and limits.
-        on_ready: called with the server's URL and the version of each model when it listens.
+        on_ready: a function that is called when the server listens, with its URL and the version of
+            each model.
 
     Raises:
-        ValueError: for a folder without a version that loads, or if the extra is not installed.
-        OSError: if the address is taken.
+        ValueError: A folder has no version that loads, or the extra is not installed.
+        OSError: The address is taken.
 
     Example:
         >>> # serve({"cifar10": "serving/cifar10"}, ServingSettings(port=8501))
     """
     settings = settings or ServingSettings()
     _check_installed()
+    _check_open_files(settings.max_connections)
     folders = _checked_folders(models)
     with _bound_socket(settings.host, settings.port) as listener:
         asyncio.run(_run(folders, settings, listener, on_ready))
@@ -55,6 +63,16 @@ def _check_installed() -> None:
             "A library is missing; expected the extra, pip install he_keras[serve]; "
             f"received {error}"
         ) from error
+
+
+def _check_open_files(max_connections: int) -> None:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + _OTHER_FILES
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise ValueError(
+            f"Too few open files are allowed; expected {needed} for {max_connections} connections; "
+            f"received {allowed}: run ulimit -n {needed}, or lower max_connections"
+        )
 
 
 def _checked_folders(models) -> dict[str, pathlib.Path]:
@@ -81,7 +99,7 @@ def _checked_folders(models) -> dict[str, pathlib.Path]:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """Takes the address before any work, without listening: clients are refused until then."""
+    """Takes the address before any work. Clients are refused until the server listens."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -106,20 +124,34 @@ async def _run(folders, settings: ServingSettings, listener: socket.socket, on_r
         return
     batcher = Batcher(settings, metrics)
     application = Application(repository, batcher, metrics, settings)
-    runner = await _listen(application, settings, listener)
-    repository.start_polling(settings.poll_seconds)
-    host, port = listener.getsockname()[:2]
-    if on_ready:
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", repository.versions())
-    await stopping.wait()
-    logging.getLogger("he_keras.serving").info("Stopping: finishing what is in flight")
-    application.is_stopping = True
+
+    def listening() -> None:
+        repository.start_polling(settings.poll_seconds)
+        host, port = listener.getsockname()[:2]
+        if on_ready:
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", repository.versions())
+
+    await answer_until(stopping, application, settings, listener, listening)
     repository.stop()
-    await runner.cleanup()
     batcher.stop()
 
 
-async def _listen(application: Application, settings: ServingSettings, listener: socket.socket):
+async def answer_until(
+    stopping: asyncio.Event,
+    application: Application,
+    settings: ServingSettings,
+    listener: socket.socket,
+    on_listening: Callable[[], None],
+) -> None:
+    """Answers requests until an event; then refuses new ones, and returns after the last answer.
+
+    Args:
+        stopping: the event.
+        application: answers.
+        settings: the limits.
+        listener: a bound socket.
+        on_listening: called once clients can connect.
+    """
     from aiohttp import web
 
     # The library logs every broken request with its traceback: anyone could fill the disk.
@@ -130,11 +162,24 @@ async def _listen(application: Application, settings: ServingSettings, listener:
         logger=quiet,
         # A request whose client has gone does not reach the model.
         handler_cancellation=True,
-        keepalive_timeout=_KEEP_ALIVE_SECONDS,
         access_log=None,
+        # What a packed body unpacks to is bounded where it is read. The library, which throws the
+        # rest of a refused body away, would unpack all of it.
+        auto_decompress=False,
     )
     # Reading and computing have this much each, so nothing in flight is cut off.
-    runner = web.ServerRunner(server, shutdown_timeout=2 * settings.timeout_seconds + 1)
+    in_flight_seconds = 2 * settings.timeout_seconds + 1
+    runner = web.ServerRunner(server, shutdown_timeout=in_flight_seconds)
     await runner.setup()
-    await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-    return runner
+    connections = Connections(server, settings)
+    loop = asyncio.get_running_loop()
+    site = await loop.create_server(connections, sock=listener, backlog=_ACCEPTED_AT_ONCE)
+    listener.listen(_BACKLOG)
+    watch = asyncio.ensure_future(connections.watch())
+    on_listening()
+    await stopping.wait()
+    logging.getLogger("he_keras.serving").info("Stopping: finishing what is in flight")
+    await application.drain(in_flight_seconds)
+    watch.cancel()
+    site.close()
+    await runner.cleanup()

@@ -1,4 +1,4 @@
-"""What a server can be told."""
+"""The settings of a server."""
 
 import dataclasses
 
@@ -10,12 +10,20 @@ class ServingSettings:
     Attributes:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
-        max_batch_size: examples that one run of the model takes, and so the most of one request.
+        max_batch_size: the most examples of one run of the model, and so of one request.
         batch_timeout_ms: how long the first request of a batch waits for others.
-        max_queue: examples that may wait for the model; beyond, requests get 503.
-        max_body_bytes: size of a request's body, unpacked if it is compressed; beyond, 413.
-        max_image_pixels: width times height of one PNG or JPEG, read before it is decoded.
-        timeout_seconds: for a body to arrive (408 beyond) and for an answer to be computed (504).
+        max_queue: the most examples that may wait for the model. Further requests get 503.
+        max_body_bytes: the most bytes of a request's body after unpacking. A larger one gets 413.
+        max_image_pixels: the most pixels (width times height) of one PNG or JPEG. A larger one gets
+            400, before it is decoded.
+        max_request_pixels: the most pixels of all images of a request, and of one run of the model.
+            A larger request gets 413. If sixteen times as many wait, further requests get 503.
+        max_connections: the most open connections. If there are more, the server closes the one
+            that has sent no whole request for the longest time.
+        header_timeout_seconds: how long the head of a request may take to arrive. A slower one gets
+            408.
+        timeout_seconds: how long a body may take to arrive (otherwise 408), and how long an answer
+            may take to compute (otherwise 504).
         poll_seconds: how often the folders are looked at for new versions.
 
     Example:
@@ -30,6 +38,9 @@ class ServingSettings:
     max_queue: int = 1024
     max_body_bytes: int = 16 * 2**20
     max_image_pixels: int = 2048 * 2048
+    max_request_pixels: int = 4 * 2048 * 2048
+    max_connections: int = 512
+    header_timeout_seconds: float = 10.0
     timeout_seconds: float = 30.0
     poll_seconds: float = 1.0
 
@@ -48,6 +59,11 @@ class ServingSettings:
             raise ValueError(
                 "Invalid waiting time; expected 0 or more milliseconds; "
                 f"received batch_timeout_ms={self.batch_timeout_ms}"
+            )
+        if self.max_request_pixels < self.max_image_pixels:
+            raise ValueError(
+                "A request holds less than an image; expected max_request_pixels >= "
+                f"{self.max_image_pixels}; received max_request_pixels={self.max_request_pixels}"
             )
         if self.max_queue < self.max_batch_size:
             raise ValueError(

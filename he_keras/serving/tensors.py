@@ -1,4 +1,4 @@
-"""JSON values to tensors and back, by the rules of TensorFlow Serving's REST API."""
+"""Converts JSON values to arrays and back, by the rules of TensorFlow Serving's REST API."""
 
 import base64
 import binascii
@@ -13,7 +13,7 @@ _NUMBERS = {int, float}
 
 
 def is_bytes_object(value) -> bool:
-    """Says whether a JSON value stands for bytes: `{"b64": "..."}`.
+    """Returns whether a JSON value stands for bytes: `{"b64": "..."}`.
 
     Example:
         >>> is_bytes_object({"b64": "aGk="}), is_bytes_object({"b64": 1})
@@ -23,14 +23,15 @@ def is_bytes_object(value) -> bool:
 
 
 def to_array(value, spec: tf.TensorSpec) -> np.ndarray:
-    """Converts nested lists to an array of the type and a shape that a signature asks for.
+    """Converts nested lists to an array of the type and shape that a signature expects.
 
     Args:
-        value: JSON value; lists all of one depth and, level by level, one length.
+        value: a JSON value. Its lists have the same depth everywhere, and the same length at each
+            level.
         spec: the input of the signature.
 
     Raises:
-        RequestError: 400, if it is ragged, of another type or of another shape.
+        RequestError: 400 if the lists are ragged, or if the type or the shape is another one.
 
     Example:
         >>> to_array([[1, 2], [3, 4.5]], tf.TensorSpec([None, 2], tf.float32, "x"))
@@ -39,13 +40,16 @@ def to_array(value, spec: tf.TensorSpec) -> np.ndarray:
     leaves, shape = _flatten(value, spec.name)
     if not spec.shape.is_compatible_with(shape):
         raise RequestError(
-            400, f"Shape of input {spec.name}: expected {spec.shape}; received {list(shape)}"
+            400, f"Shape of input {spec.name}: expected {spec.shape}; received {shown(list(shape))}"
         )
     return _convert(leaves, spec).reshape(shape)
 
 
 def _flatten(value, name: str) -> tuple[list, tuple[int, ...]]:
-    """Unpacks level by level, each in a few calls that loop in C: images come as 3072 numbers."""
+    """Unpacks one level after another, each by a few calls that loop in C.
+
+    A small image has 3,072 numbers already, so a loop in Python would take too long.
+    """
     level, shape = [value], list[int]()
     while level and type(level[0]) is list:
         sizes = set(map(len, level)) if set(map(type, level)) == {list} else set()
@@ -94,13 +98,13 @@ def _integers(leaves: list, spec: tf.TensorSpec) -> np.ndarray:
 
 
 def _floats(leaves: list, kinds: set, spec: tf.TensorSpec) -> np.ndarray:
-    """TensorFlow Serving refuses whole numbers that the type cannot hold, and takes NaN."""
+    """Refuses whole numbers that the type cannot hold and accepts NaN, as TensorFlow Serving."""
     exact = 2**53 if spec.dtype == tf.float64 else 2**24
     try:
         array = np.fromiter(leaves, np.float64, len(leaves))
     except OverflowError as error:
         raise _not_exact(spec) from error
-    # Once over the array, without a copy: its extremes tell whether any number needs a look.
+    # One pass without a copy: the extremes tell whether any number has to be looked at.
     largest = max(array.max(initial=0.0), -array.min(initial=0.0))
     lossy = int in kinds and not largest < exact
     if lossy and any(type(each) is int and abs(each) >= exact for each in leaves):
@@ -120,7 +124,7 @@ def _strings(leaves: list, spec: tf.TensorSpec) -> np.ndarray:
     array = np.empty(len(leaves), object)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, str):
-            # A lone surrogate cannot be encoded.
+            # Half of a surrogate pair cannot be encoded.
             array[index] = leaf.encode("utf-8", "replace")
         elif is_bytes_object(leaf):
             array[index] = _decode_base64(leaf["b64"], spec.name)
@@ -132,7 +136,7 @@ def _strings(leaves: list, spec: tf.TensorSpec) -> np.ndarray:
 
 
 def _decode_base64(text: str, name: str) -> bytes:
-    """Takes what TensorFlow Serving takes: the padding at the end may be missing."""
+    """Decodes as TensorFlow Serving does: the padding at the end may be missing."""
     text = text.rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -141,9 +145,9 @@ def _decode_base64(text: str, name: str) -> bytes:
 
 
 def to_json_values(name: str, array: np.ndarray):
-    """Converts an output to what the writer of JSON takes: an array of numbers, or nested lists.
+    """Converts an output to an array of numbers or to nested lists, which can be written as JSON.
 
-    Strings become text, or `{"b64": ...}` where the name of the output ends in `_bytes`.
+    Strings become text, or `{"b64": ...}` if the name of the output ends in `_bytes`.
 
     Example:
         >>> to_json_values("labels", np.array([b"cat", b"dog"], object))

@@ -10,7 +10,7 @@ from he_keras.data.corruptions.registry import Setting, register
 _PALE_TURQUOISE = np.array([175, 238, 238]) / 255.0
 _MUD_BROWN = np.array([63, 42, 20]) / 255.0
 _EMBOSS = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
-# Thresholds of the edge detector, and where distances end.
+# Thresholds of the edge detector, and the largest distance.
 _WEAK_EDGE, _STRONG_EDGE, _FARTHEST = 50, 150, 20.0
 _THINNEST_MUD = 0.8
 
@@ -42,7 +42,7 @@ def spatter(images: np.ndarray, setting: Setting) -> np.ndarray:
         mud = filters.smooth((liquid > threshold).astype(np.float64), strength)[..., None]
         mud[mud < _THINNEST_MUD] = 0.0
         return values * (1 - mud) + mud * _MUD_BROWN
-    # Where the noise rises above 1 the original's cast to 8 bits would start again at 0.
+    # In the original, noise above 1 overflows when it is cast to 8 bits. Here it is cut off.
     levels = (np.minimum(liquid, 1.0) * 255.0).astype(np.uint8)
     return values + strength * _sheen(levels)[..., None] * _PALE_TURQUOISE
 
@@ -76,7 +76,7 @@ def equalised(fields: np.ndarray) -> np.ndarray:
     lowest = flat.min(axis=1, keepdims=True)
     num_lowest = np.take_along_axis(histogram, lowest, axis=1)
     above = np.cumsum(histogram, axis=1) - num_lowest
-    # One level alone stays what it is.
+    # A map of one level stays as it is.
     is_flat = num_lowest == num_pixels
     table = np.rint(above * (255.0 / np.maximum(num_pixels - num_lowest, 1)))
     mapped = np.where(is_flat, flat, np.take_along_axis(table, flat, axis=1))

@@ -1,6 +1,6 @@
-"""Frost: pictures from a folder, or textures made up here.
+"""Frost: pictures from a folder, or generated textures.
 
-The published benchmarks use six photographs that are not part of this package. Without them five
+The published benchmarks use six photographs that are not part of this package. Without them, five
 textures are generated, always the same ones: frozen clouds of many sizes, crossed by needles.
 """
 
@@ -23,7 +23,7 @@ _SHADE, _LIGHT = np.array([28.0, 44.0, 66.0]), np.array([236.0, 246.0, 252.0])
 
 
 def check_frost_dir(frost_dir: str | os.PathLike[str] | None) -> pathlib.Path | None:
-    """Returns the folder if it has pictures; None for none."""
+    """Returns the folder if it has pictures, or None if none is given."""
     if frost_dir is None:
         return None
     folder = pathlib.Path(frost_dir).expanduser()

@@ -14,18 +14,18 @@ import numpy as np
 from he_keras.data import datasets, sources
 from he_keras.data.corruptions.registry import SEVERITIES
 
-# TFDS calls two corruptions by other names.
+# TFDS has other names for two corruptions.
 _TFDS_NAMES = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
 
 
 class NpyFiles:
     """A folder with labels.npy and one .npy file named after each corruption.
 
-    Each file holds uint8 images, n of severity 1, the same n of severity 2, and so on; labels.npy
-    holds n labels, five times. CIFAR-10-C and CIFAR-100-C are published so, with n = 10,000.
+    Each file has uint8 images: n of severity 1, the same n of severity 2, and so on. labels.npy has
+    the n labels five times. CIFAR-10-C and CIFAR-100-C are published like this, with n = 10,000.
 
     Args:
-        folder: where the files are.
+        folder: the folder of the files.
         names: the corruptions that will be read.
     """
 

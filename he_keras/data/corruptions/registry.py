@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import os
 import pathlib
 from collections.abc import Callable
@@ -12,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from he_keras.arguments import check_integer, is_integer, unknown_name
 from he_keras.data.corruptions.frost_textures import check_frost_dir
 from he_keras.data.corruptions.random_draws import Draws
 from he_keras.data.datasets import check_images
+from he_keras.registry import Registry
 
 #: The fifteen of the benchmarks, in their order: noise, blur, weather, digital.
 CORRUPTIONS = (
@@ -35,27 +36,27 @@ CORRUPTIONS = (
     "jpeg_compression",
 )
 
-#: Four more, meant for validation; the benchmarks' means leave them out.
+#: Four more, meant for validation. The means of the benchmarks do not include them.
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
 SMALLEST_SIDE = 8
-# Sides of the images that the two tables were made for.
+# Sides in pixels of the images that the two tables were made for.
 _TABLE_SIDES = (32, 224)
-# Few enough numbers at once to stay in the cache, and to bound the memory.
+# How many numbers are processed at once: few enough for the cache, and for the memory.
 _VALUES_AT_ONCE = 2**19
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a corruption gets beside the images.
+    """What a corruption gets in addition to the images.
 
     Attributes:
-        level: the parameters of this severity, from the table that fits the images.
-        is_small: whether that is the table for 32-pixel images.
+        level: the parameters of this severity, from the table for this size of images.
+        is_small: whether this is the table for 32-pixel images.
         draws: the random numbers of each image.
-        frost_dir: folder of frost pictures, or None.
+        frost_dir: the folder of frost pictures, or None.
     """
 
     level: Any
@@ -74,13 +75,13 @@ class _Entry:
     large: tuple
 
 
-_ENTRIES: dict[str, _Entry] = {}
+_ENTRIES: Registry[_Entry] = Registry("corruption")
 
 
 def register(name: str, small: tuple, large: tuple) -> Callable[[Corruption], Corruption]:
     """Registers a corruption: a function of uint8 images (n, height, width, 3) and a `Setting`.
 
-    It returns floats, which are clipped to [0, 1], times 255 and truncated, or uint8 images.
+    It returns uint8 images or floats. Floats are clipped to [0, 1], times 255, and truncated.
 
     Args:
         name: the new corruption's name.
@@ -100,10 +101,6 @@ def register(name: str, small: tuple, large: tuple) -> Callable[[Corruption], Co
         127
         >>> del registry._ENTRIES["dusk"]
     """
-    if name in _ENTRIES:
-        raise ValueError(
-            f"Corruption registered twice; expected a new name; received name={name!r}"
-        )
     for label, table in (("small", small), ("large", large)):
         if len(table) != len(SEVERITIES):
             raise ValueError(
@@ -132,10 +129,9 @@ def names() -> tuple[str, ...]:
 
 def check_corruption(name, severity) -> None:
     """Raises a ValueError unless there is such a corruption and such a severity."""
-    if name not in names():
-        raise ValueError(f"Unknown corruption; expected one of {names()}; received name={name!r}")
-    is_integer = isinstance(severity, numbers.Integral) and not isinstance(severity, bool)
-    if not is_integer or severity not in SEVERITIES:
+    if name not in _ENTRIES:
+        raise unknown_name("corruption", name, names())
+    if not is_integer(severity) or severity not in SEVERITIES:
         raise ValueError(
             f"Invalid severity; expected one of {SEVERITIES}; received severity={severity!r}"
         )
@@ -222,9 +218,7 @@ def _as_uint8(images) -> tuple[np.ndarray, bool]:
 
 def _check_draw(num_images: int, seed, example_ids) -> np.ndarray:
     """Checks the seed and returns the numbers of the images."""
-    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not is_integer or seed < 0:
-        raise ValueError(f"Invalid seed; expected an integer >= 0; received seed={seed!r}")
+    check_integer("seed", seed, 0)
     ids = np.arange(num_images) if example_ids is None else np.asarray(example_ids)
     if (
         ids.shape != (num_images,)

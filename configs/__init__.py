@@ -1,1 +1,0 @@
-"""One configuration file per experiment, plain data."""

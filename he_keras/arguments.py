@@ -1,0 +1,150 @@
+"""Checks of arguments, made before any work: each error says what was expected and what came."""
+
+import difflib
+import math
+import numbers
+import re
+import textwrap
+from collections.abc import Iterable
+
+#: Seeds fit into TensorFlow's 32-bit signed integers.
+_LARGEST_SEED = 2**31 - 1
+_BOLD_TYPE = re.compile("\x1b\\[[0-9]*m")
+_LONGEST_REASON = 300
+
+
+def parse_epsilon(value: float | int | str) -> float:
+    """Reads a perturbation size given as a number or as a fraction such as "8/255".
+
+    Example:
+        >>> from he_keras.arguments import parse_epsilon
+        >>> parse_epsilon("51/255")
+        0.2
+    """
+    try:
+        if isinstance(value, str):
+            numerator, slash, denominator = value.partition("/")
+            number = float(numerator) / float(denominator) if slash else float(numerator)
+        else:
+            number = float(value)
+    except (TypeError, ValueError, ArithmeticError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            'Invalid perturbation size; expected a finite number or a fraction such as "8/255"; '
+            f"received value={value!r}"
+        )
+    return number
+
+
+def is_integer(value) -> bool:
+    """Whether `value` is an integer of Python or NumPy. True and False are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value) -> bool:
+    """Whether `value` is a finite number of Python or NumPy. True and False are not."""
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
+
+
+def check_integer(name: str, value, minimum: int, maximum: float = math.inf) -> None:
+    """Raises a ValueError unless `value` is an integer from `minimum` to `maximum`."""
+    if not is_integer(value) or not minimum <= value <= maximum:
+        limits = f">= {minimum}" if maximum == math.inf else f"in {minimum}..{maximum}"
+        raise ValueError(f"Invalid {name}; expected an integer {limits}; received {name}={value!r}")
+
+
+def check_positive_integer(name: str, value) -> None:
+    """Raises a ValueError unless `value` is an integer of at least 1."""
+    check_integer(name, value, 1)
+
+
+def check_seed(seed) -> None:
+    """Raises a ValueError unless `seed` is an integer from 0 to 2**31 - 1."""
+    if not is_integer(seed) or not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"Invalid seed; expected an integer in 0..2**31-1; received seed={seed!r}")
+
+
+def check_number(name: str, value, minimum: float = -math.inf) -> None:
+    """Raises a ValueError unless `value` is a finite number of at least `minimum`."""
+    if not is_number(value) or value < minimum:
+        limit = "" if minimum == -math.inf else f" >= {minimum}"
+        raise ValueError(
+            f"Invalid {name}; expected a finite number{limit}; received {name}={value!r}"
+        )
+
+
+def check_positive(name: str, value) -> None:
+    """Raises a ValueError unless `value` is a finite number above 0."""
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"Invalid {name}; expected a finite number > 0; received {name}={value!r}")
+
+
+def positive_number(name: str, value) -> float:
+    """Returns a number or a fraction such as "2/255" as a float; it must be above 0."""
+    number = parse_epsilon(value)
+    if isinstance(value, bool) or number <= 0:
+        raise ValueError(f"Invalid {name}; expected a number > 0; received {name}={value!r}")
+    return number
+
+
+def check_share(name: str, value, below_one: bool = False) -> None:
+    """Raises a ValueError unless `value` is a number from 0 to 1, with `below_one` less than 1."""
+    if not is_number(value) or not 0 <= value <= 1 or (below_one and value == 1):
+        interval = "[0, 1)" if below_one else "[0, 1]"
+        raise ValueError(
+            f"Invalid {name}; expected a number in {interval}; received {name}={value!r}"
+        )
+
+
+def check_flag(name: str, value) -> None:
+    """Raises a TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Invalid {name}; expected True or False; received {name}={value!r}")
+
+
+def check_choice(name: str, value, choices: tuple[str, ...]) -> None:
+    """Raises a ValueError unless `value` is one of `choices`; it suggests the nearest one."""
+    if value not in choices:
+        raise ValueError(
+            f"Unknown {name}; expected one of {choices}; received {name}={value!r}"
+            f"{suggestion(value, choices)}"
+        )
+
+
+def unknown_name(kind: str, name, known: Iterable[str]) -> ValueError:
+    """Returns the error for a name that nothing has. It lists the known names.
+
+    Example:
+        >>> from he_keras.arguments import unknown_name
+        >>> print(unknown_name("fruit", "aple", ["apple", "plum"]))
+        Unknown fruit; expected one of apple, plum; received 'aple'; did you mean 'apple'?
+    """
+    known = list(known)
+    return ValueError(
+        f"Unknown {kind}; expected one of {', '.join(known)}; received {name!r}"
+        f"{suggestion(name, known)}"
+    )
+
+
+def suggestion(name, known: Iterable[str]) -> str:
+    """Returns the end of an error that suggests the known name near to `name`, if there is one."""
+    by_lower_case = {each.lower(): each for each in known if isinstance(each, str)}
+    nearest = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1)
+    return f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else ""
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns another library's error in one line of at most 300 characters.
+
+    Keras writes its errors over many lines and in bold type, which is left out.
+    """
+    text = _BOLD_TYPE.sub("", str(error)) or type(error).__name__
+    return textwrap.shorten(text, _LONGEST_REASON)
+
+
+def is_increasing(values) -> bool:
+    """Whether each number is larger than the one before."""
+    values = list(values)
+    return all(low < high for low, high in zip(values, values[1:], strict=False))

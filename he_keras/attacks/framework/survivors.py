@@ -1,0 +1,133 @@
+"""The loop of every iterated attack: it spends passes only on examples that are still at work.
+
+Survivors are gathered into batches of a few fixed sizes, which are multiples of 1/16 of the first
+one, and padded with copies of the last row. An outer loop gathers them. An inner loop iterates
+until the next smaller size holds the rest. XLA compiles for shapes that stay the same: there all
+rows pass through the model until the last one has ended. Examples that have ended keep their state
+exactly, so that neither the gathering nor the batch size nor XLA changes a result.
+"""
+
+import math
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+_SIZES_PER_BATCH = 16
+
+
+def under_xla() -> bool:
+    """Whether the graph that is being built is for XLA, which needs shapes that stay the same."""
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def iterate(step, state, inputs, num_steps, is_active=None):
+    """Repeats `state = step(index, state, inputs)`, index counting from 0.
+
+    Args:
+        step: function of the iteration's number, the state, and the inputs, for any batch size; it
+            may treat every row as active.
+        state: nest of tensors with one row per example; returned by `step` with the same structure.
+        inputs: nest of tensors with one row per example that stay as they are.
+        num_steps: how many iterations at most.
+        is_active: function from the state to a mask of the rows that have not ended; None runs all
+            rows to the end.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from he_keras.attacks.framework.survivors import iterate
+        >>> count_up = lambda index, state, limit: state + 1
+        >>> iterate(count_up, tf.constant([0, 5, 9]), tf.zeros(3), 10, lambda state: state < 7)
+        <tf.Tensor: shape=(3,), dtype=int32, numpy=array([7, 7, 9], dtype=int32)>
+    """
+    num_steps = tf.convert_to_tensor(num_steps, tf.int32)
+    first = tf.constant(0)
+    if is_active is None:
+        return _loop(lambda index, state: index < num_steps, step, first, state, inputs)[1]
+
+    def any_left(index, state):
+        return (index < num_steps) & tf.reduce_any(is_active(state))
+
+    if under_xla():
+        return _loop(any_left, _freezing(step, is_active), first, state, inputs)[1]
+
+    def compacted(index, state):
+        return _iterate_active(step, index, state, inputs, num_steps, is_active)
+
+    return _while(any_left, compacted, first, state)[1]
+
+
+def _freezing(step, is_active):
+    """Returns the step that leaves ended rows as they are."""
+
+    def frozen_step(index, state, inputs):
+        running = is_active(state)
+        moved = step(index, state, inputs)
+        # Usually all are running: then nothing needs copying.
+        return tf.cond(
+            tf.reduce_all(running), lambda: moved, lambda: select_rows(running, moved, state)
+        )
+
+    return frozen_step
+
+
+def _iterate_active(step, index, state, inputs, num_steps, is_active):
+    """Gathers the active rows and iterates on them until a smaller batch would hold the rest."""
+    active = is_active(state)
+    rows = tf.cast(tf.where(active)[:, 0], tf.int32)
+    unit = tf.maximum(tf.size(active) // _SIZES_PER_BATCH, 1)
+    padded = tf.concat([rows, tf.repeat(rows[-1:], -tf.size(rows) % unit)], axis=0)
+    part, part_inputs = tf.nest.map_structure(lambda each: tf.gather(each, padded), (state, inputs))
+
+    def fills_its_size(index, part):
+        count = tf.math.count_nonzero(is_active(part)[: tf.size(rows)], dtype=tf.int32)
+        return (index < num_steps) & (-(-count // unit) * unit == tf.size(padded))
+
+    index, part = _loop(fills_its_size, _freezing(step, is_active), index, part, part_inputs)
+    part = tf.nest.map_structure(lambda each: each[: tf.size(rows)], part)
+    return index, tf.nest.map_structure(lambda old, new: put_rows(old, rows, new), state, part)
+
+
+def _loop(condition, step, index, state, inputs):
+    def body(index, state):
+        return index + 1, step(index, state, inputs)
+
+    return _while(condition, body, index, state)
+
+
+def _while(condition, body, index, state):
+    return tf.while_loop(
+        condition,
+        body,
+        (index, state),
+        shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(_any_rows, state)),
+    )
+
+
+def select_rows(mask, new, old):
+    """Takes each row of a nest of tensors from `new` where `mask`, else from `old`."""
+    return tf.nest.map_structure(lambda one, other: _select(mask, one, other), new, old)
+
+
+def _select(mask, new, old):
+    rank = new.shape.rank
+    if rank <= 2:
+        return tf.where(mask_like(mask, new), new, old)
+    # As matrices: a mask that spreads over several axes makes TensorFlow seven times slower.
+    shape = new.shape[1:]
+    size = math.prod(shape)
+    new, old = (tf.reshape(each, [-1, size]) for each in (new, old))
+    return tf.reshape(tf.where(mask[:, tf.newaxis], new, old), [-1, *shape])
+
+
+def put_rows(tensor, rows, values):
+    """Returns `tensor` with `values` at `rows` of the first axis."""
+    return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis], tf.cast(values, tensor.dtype))
+
+
+def mask_like(mask, tensor):
+    """Reshapes a per-example mask (or factor) so that it broadcasts against `tensor`."""
+    return tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
+
+
+def _any_rows(tensor):
+    return tf.TensorShape([None, *tensor.shape[1:]])

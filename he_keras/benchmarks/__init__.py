@@ -1,0 +1,1 @@
+"""What `he-keras benchmark` measures, one file a benchmark."""

@@ -1,0 +1,71 @@
+"""`get_config` and `from_config` from the constructor's signature."""
+
+import inspect
+from typing import Any
+
+import keras
+
+
+class Configurable:
+    """Mix-in whose configuration is what the constructor took, read from the attributes.
+
+    Every argument of the constructor must be kept as an attribute of the same name. Objects that
+    have a configuration of their own, such as a threat model, are serialized with it. A constructor
+    with `**options` passes them on to the class above it, whose arguments count too.
+
+    A class overrides `get_config` only if an attribute differs from its argument:
+    `{**super().get_config(), "optimizer": ...}`. The mix-in stands before a class of Keras:
+    `class CosineHead(Configurable, keras.layers.Layer)`. A layer's name and dtype are included.
+
+    Example:
+        >>> from he_keras.configurable import Configurable
+        >>> class Step(Configurable):
+        ...     def __init__(self, length, name="step"):
+        ...         self.length, self.name = length, name
+        >>> class Walk(Step):
+        ...     def __init__(self, length, count=2, **options):
+        ...         super().__init__(length, **options)
+        ...         self.count = count
+        >>> Walk(0.5, name="walk").get_config()
+        {'length': 0.5, 'count': 2, 'name': 'walk'}
+        >>> Walk.from_config({"length": 0.5, "count": 3}).count
+        3
+    """
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor as plain data."""
+        # `Any`: the next class is that of Keras.
+        above: Any = super()
+        inherited = above.get_config() if isinstance(self, keras.layers.Layer) else {}
+        names = constructor_arguments(type(self))
+        return {**inherited, **{name: _plain(getattr(self, name)) for name in names}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Builds an object from what `get_config` returned."""
+        return cls(**{name: _built(value) for name, value in config.items()})
+
+
+def constructor_arguments(kind: type) -> list[str]:
+    """Returns the names of the constructor's arguments, those behind `**options` included."""
+    found: dict[str, None] = {}
+    for each in kind.__mro__:
+        if each is Configurable:
+            break
+        if "__init__" not in vars(each):
+            continue
+        parameters = [*inspect.signature(vars(each)["__init__"]).parameters.values()][1:]
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found |= {each.name: None for each in parameters if each.kind in named}
+        if not any(each.kind == each.VAR_KEYWORD for each in parameters):
+            break
+    return list(found)
+
+
+def _plain(value: Any) -> Any:
+    return keras.saving.serialize_keras_object(value) if hasattr(value, "get_config") else value
+
+
+def _built(value: Any) -> Any:
+    is_object = isinstance(value, dict) and "class_name" in value
+    return keras.saving.deserialize_keras_object(value) if is_object else value

@@ -1,0 +1,36 @@
+"""Everything that exists only to be faster on a CPU, with one switch.
+
+Layers, networks and attacks are written as if this folder did not exist. They ask it for a faster
+function with the same values:
+
+* `inference_function(network)` runs a network in inference mode,
+* `training_function(network)` runs it in training mode,
+* `batch_function(function, model)` runs a function of a batch.
+
+Each returns the plain function where the computation does not run on a CPU, where a network has
+layers that are not known here, and where the switch is off. Values and gradients are the plain
+ones, up to rounding. Nothing of this is part of a model: files of models hold Keras's layers only.
+
+The switch is the environment variable `HE_KERAS_CPU_TUNING=0`, or `set_enabled(False)`. Functions
+that were compiled before keep what they were compiled with, so switch before `compile`.
+
+Example:
+    >>> import he_keras as he
+    >>> with he.cpu.disabled():
+    ...     he.cpu.is_enabled()
+    False
+"""
+
+from he_keras.cpu.half_batches import batch_function
+from he_keras.cpu.network_functions import inference_function, training_function
+from he_keras.cpu.switch import TRICKS, disabled, is_enabled, set_enabled
+
+__all__ = [
+    "TRICKS",
+    "batch_function",
+    "disabled",
+    "inference_function",
+    "is_enabled",
+    "set_enabled",
+    "training_function",
+]

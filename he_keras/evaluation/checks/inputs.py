@@ -1,0 +1,184 @@
+"""Checks before the attacks that concern the data: range, units, accuracy, order of the labels.
+
+A wrong range or a wrong order of classes gives a low clean accuracy and a meaningless robust one.
+These checks try out the usual mistakes, and name the one that explains the accuracy.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from he_keras.evaluation.checks.check import Outcome, failed, passed, skipped, warned
+from he_keras.evaluation.checks.sample import CleanSample
+from he_keras.evaluation.statistics import (
+    CHANCE_LEVEL,
+    Pair,
+    fewest_beyond,
+    fewest_gains,
+    resolution,
+)
+
+_NUM_TRIED = 64
+_FEWEST_EXAMPLES = 10
+_SLIVER = 0.1
+_HALF_USED = 0.55
+_GAIN = 0.15
+_LABEL_GAIN = 0.2
+#: Smallest radius that makes sense, as a share of the distance to a grey image.
+_TINY_RADIUS = {"linf": 0.002, "l2": 0.002, "l1": 0.0002}
+
+
+def grey_distances(threat, images: np.ndarray) -> np.ndarray:
+    """Returns the length of the perturbation that makes each image grey, and so erases it."""
+    grey = np.full_like(images, sum(threat.bounds) / 2)
+    return np.asarray(threat.distance(tf.constant(grey), tf.constant(images)))
+
+
+def input_range(sample: CleanSample) -> Outcome:
+    """Compares the values of the images with the bounds."""
+    low, high = sample.threat.bounds
+    smallest, largest = float(sample.images.min()), float(sample.images.max())
+    used = (largest - smallest) / (high - low)
+    figure = f"values {smallest:.3g} to {largest:.3g} in bounds {low:.3g} to {high:.3g}"
+    if used > _HALF_USED:
+        message = "The images use the range that the threat model declares."
+        return passed(figure, message)
+    return Outcome(
+        "fail" if used <= _SLIVER else "warn",
+        figure,
+        f"The images use only {used:.1%} of the bounds: bounds and epsilon must be in the units of "
+        "the images (for pixels 0 to 255: bounds=(0, 255) and epsilon=8).",
+    )
+
+
+def epsilon_units(sample: CleanSample) -> Outcome:
+    """Compares epsilon with the distance to a grey image."""
+    threat = sample.threat
+    grey = float(np.median(grey_distances(threat, sample.images)))
+    share = threat.epsilon / max(grey, 1e-12)
+    figure = f"epsilon {threat.epsilon:.4g} ({threat.norm}) is {share:.2%} of the way to grey"
+    if share >= 1.0:
+        verdict, message = (
+            "fail",
+            (
+                "Epsilon turns any image into a grey one, and no model can be robust: it is "
+                'probably in other units or of another norm; write "8/255" for 8 grey levels.'
+            ),
+        )
+    elif share < _TINY_RADIUS[threat.norm]:
+        verdict, message = (
+            "warn",
+            (
+                "Epsilon is far smaller than one grey level: it is probably in other units, "
+                "or belongs to another norm."
+            ),
+        )
+    else:
+        verdict, message = "pass", "Epsilon is of a sensible size."
+    return Outcome(verdict, figure, message)
+
+
+def clean_accuracy(sample: CleanSample) -> Outcome:
+    """Compares the accuracy with chance, and with that under other conversions of the images."""
+    correct, total = int(sample.correct.sum()), len(sample.labels)
+    chance = max(sample.chance, 1.0 / sample.logits.shape[1])
+    figure = f"{correct / total:.1%} of {total} images, chance {chance:.0%}"
+    limit = resolution(fewest_beyond(total, chance), total, "an accuracy")
+    better = None if sample.once(label_order).fired else _better_preprocessing(sample)
+    if better is not None:
+        name, share = better
+        return failed(
+            f"{figure}, {share:.1%} of {min(total, _NUM_TRIED)} with {name}",
+            f"The model expects {name}: put that conversion into the model, so that images and "
+            "attacks stay within the bounds.",
+        )
+    if total < _FEWEST_EXAMPLES:
+        reason = f"Fewer than {_FEWEST_EXAMPLES} examples say nothing about accuracy."
+        return Outcome("skipped", figure, reason)
+    if correct >= fewest_beyond(total, chance):
+        message = "The model classifies these images better than chance."
+        return passed(figure, message, limit)
+    return warned(
+        figure,
+        "These images do not show that the model beats chance, so robustness says nothing: check "
+        "the weights, the order of the labels, and how the images are read and normalised.",
+        limit,
+    )
+
+
+def _better_preprocessing(sample: CleanSample) -> tuple[str, float] | None:
+    """Returns the conversion of the images under which accuracy is much higher, if there is one."""
+    images, labels = sample.images[:_NUM_TRIED], sample.labels[:_NUM_TRIED]
+    correct = {}
+    for name, converted in _conversions(sample.threat.bounds, images):
+        answers = sample.victim.logits(tf.constant(converted.astype(np.float32))).numpy()
+        correct[name] = answers.argmax(axis=1) == labels
+    # The more conversions are tried, the more each one has to show (Bonferroni).
+    level = CHANCE_LEVEL / max(len(correct), 1)
+    better = {
+        name: float(each.mean())
+        for name, each in correct.items()
+        if Pair.of(sample.correct[:_NUM_TRIED], each).exceeds(_GAIN, level)
+    }
+    return max(better.items(), key=lambda each: each[1]) if better else None
+
+
+def _conversions(bounds, images: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    low, high = bounds
+    unit = (images - low) / (high - low)
+    channels = tuple(range(images.ndim - 1))
+    spread = unit.std(axis=channels) + 1e-6
+    converted = {
+        "pixels in 0..255": 255.0 * unit,
+        "pixels in 0..1": unit,
+        "pixels in -1..1": 2.0 * unit - 1.0,
+        "normalised pixels (mean 0, deviation 1)": (unit - unit.mean(axis=channels)) / spread,
+        "light pixels dark and dark ones light": high + low - images,
+    }
+    if images.ndim == 4 and images.shape[-1] == 3:
+        converted["channels in reverse order (BGR)"] = images[..., ::-1]
+    for name, candidate in converted.items():
+        if not np.allclose(candidate, images):
+            yield name, candidate
+
+
+def label_order(sample: CleanSample) -> Outcome:
+    """Learns which label belongs to each output from one half, and scores it on the other."""
+    predictions, labels = sample.logits.argmax(axis=1), sample.labels
+    num_classes = sample.logits.shape[1]
+    scored = slice(1, None, 2)
+    order = _best_order(predictions[::2], labels[::2], num_classes)
+    candidates = {"another order": order[predictions[scored]] == labels[scored]}
+    for shift in (1, -1):
+        shifted = (predictions[scored] + shift) % num_classes == labels[scored]
+        candidates[f"labels shifted by {-shift:+d}"] = shifted
+    total = len(labels[scored])
+    as_given = (predictions == labels)[scored]
+    level = CHANCE_LEVEL / len(candidates)
+    name, matches = max(candidates.items(), key=lambda each: each[1].sum())
+    if total < _FEWEST_EXAMPLES // 2:
+        reason = "Too few examples to tell."
+        return skipped(reason)
+    figure = f"{as_given.mean():.1%} as given, {matches.mean():.1%} with {name}"
+    limit = resolution(fewest_gains(total, _LABEL_GAIN, level), total, "a gain")
+    if not Pair.of(as_given, matches).exceeds(_LABEL_GAIN, level):
+        message = "No other order of the labels fits better."
+        return passed(figure, message, limit)
+    return failed(
+        figure,
+        "The model's outputs stand in another order than the labels: map the labels to the order "
+        f"the model was trained with ({name} fits).",
+        limit,
+    )
+
+
+def _best_order(predictions, labels, num_classes: int) -> np.ndarray:
+    """Returns the label for each output such that most of the predictions become right."""
+    from scipy.optimize import linear_sum_assignment
+
+    counts = np.zeros((num_classes, num_classes), int)
+    np.add.at(counts, (predictions, labels), 1)
+    # An output keeps its own label if no prediction speaks for another one.
+    preference = counts + 0.5 * np.eye(num_classes)
+    return linear_sum_assignment(preference, maximize=True)[1]

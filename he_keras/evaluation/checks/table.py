@@ -1,0 +1,200 @@
+"""The table of all checks, and the two functions that run them.
+
+Most published robustness that later fell had a cause that shows in a few passes over a few images.
+The answers are no logits, or differ each time, or depend on the rest of the batch. The gradients
+are missing, or say nothing about the loss. The inputs have another range than in training. These
+checks run before the attacks. Those after the attacks are cheap experiments whose outcome is known
+where model and attacks are sound.
+
+A check is a function of a sample, and a row of the table. To add one, write both, and a section of
+`docs/evaluation.md`.
+
+The checks after the attacks cost, for each example, up to about 240 forward and backward passes and
+400 forward passes. Examples that break early cost fewer. Each of about 15 attacks takes half a
+second to compile.
+
+Papers: Croce & Hein 2020 (AutoAttack's checks of the model), Carlini et al. 2019 ("On evaluating
+adversarial robustness"), Pintor et al. 2022 ("Indicators of attack failure").
+
+Example:
+    >>> import he_keras as he, numpy as np
+    >>> from he_keras.evaluation import sanity_checks
+    >>> images = np.random.default_rng(0).uniform(size=(40, 4)).astype("float32")
+    >>> checks = sanity_checks(
+    ...     lambda images: 9 * images, images, images.argmax(1), he.ThreatModel("linf", 0.1))
+    >>> [check.name for check in checks if check.fired]
+    []
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from he_keras.arguments import check_positive_integer
+from he_keras.evaluation.checks import answers, gradients, inputs, planted, radii, scale, strength
+from he_keras.evaluation.checks.check import Check, Outcome, skipped
+from he_keras.evaluation.checks.sample import AttackedSample, CleanSample, Sample
+from he_keras.threat import ThreatModel
+
+_MAX_IMAGES = 128
+
+
+class Row(NamedTuple):
+    """One check.
+
+    Attributes:
+        name: of the check, and of its section in `docs/evaluation.md`.
+        when: "before" or "after" the attacks.
+        needs: functions of the sample that say why it cannot be decided; nothing if it can.
+        function: from the sample to the outcome.
+    """
+
+    name: str
+    when: str
+    needs: tuple[Callable[[Any], str], ...]
+    function: Callable[[Any], Outcome]
+
+
+REPEATABLE = (answers.repeatable_answers,)
+GRADIENT = (gradients.a_gradient,)
+ATTACKABLE = (gradients.an_attackable_model,)
+
+#: In the order in which checks run and are reported. `frozen-state` alone runs after the others.
+CHECKS = (
+    Row("finite", "before", (), answers.finite),
+    Row("logits", "before", (), answers.are_logits),
+    Row("deterministic", "before", (), answers.deterministic),
+    Row("batch-independence", "before", REPEATABLE, answers.batch_independence),
+    Row("frozen-state", "before", (), answers.frozen_state),
+    Row("differentiable", "before", (), gradients.differentiable),
+    Row("zero-gradients", "before", GRADIENT, gradients.zero_gradients),
+    Row("gradient-direction", "before", GRADIENT + REPEATABLE, gradients.gradient_direction),
+    Row("noisy-loss-surface", "before", (), gradients.noisy_loss_surface),
+    Row("input-range", "before", (), inputs.input_range),
+    Row("epsilon-units", "before", (), inputs.epsilon_units),
+    Row("clean-accuracy", "before", (), inputs.clean_accuracy),
+    Row("label-order", "before", (), inputs.label_order),
+    Row("enough-classes", "before", (), answers.enough_classes),
+    Row("iterative-beats-single-step", "after", ATTACKABLE, strength.single_step),
+    Row("more-steps", "after", ATTACKABLE, strength.more_steps),
+    Row("plateaued-loss", "after", ATTACKABLE, strength.plateaued_loss),
+    Row("more-restarts", "after", ATTACKABLE, strength.more_restarts),
+    Row("loss-gap", "after", ATTACKABLE, scale.loss_gap),
+    Row("logit-rescale", "after", ATTACKABLE, scale.logit_rescale),
+    # From here on, what no gradient attack of the rows above has broken counts.
+    Row(
+        "transfer-without-head",
+        "after",
+        (*ATTACKABLE, scale.a_cosine_head),
+        scale.transfer_without_head,
+    ),
+    Row("black-box", "after", (*ATTACKABLE, strength.pictures), strength.black_box),
+    Row("random-noise", "after", ATTACKABLE, strength.random_noise),
+    Row("monotone-in-epsilon", "after", ATTACKABLE, radii.monotone_in_epsilon),
+    Row("half-range-attack", "after", ATTACKABLE, radii.half_range_attack),
+    Row("unbounded-attack", "after", ATTACKABLE, radii.unbounded_attack),
+    Row("silent-success", "after", ATTACKABLE, strength.silent_success),
+    Row("planted-adversarial", "after", ATTACKABLE, planted.planted_adversarial),
+    Row(
+        "worst-case-holds",
+        "after",
+        (*ATTACKABLE, strength.results_of_an_evaluation),
+        strength.worst_case_holds,
+    ),
+)
+
+
+def preflight(
+    model, images, labels, threat: ThreatModel, logit_scale: float | str = "model"
+) -> tuple[Check, ...]:
+    """Checks a model and its data before any attack.
+
+    What is checked is the path that attacks take, see `he_keras.attacks.framework.agreement`. This
+    costs about 1,000 forward passes of single images, and a hundred backward ones.
+
+    Args:
+        model: a `keras.Model` or a callable `images -> logits`.
+        images: images within the threat model's bounds; the first 128 are used.
+        labels: integer labels.
+        threat: the threat model.
+        logit_scale: see `he_keras.attacks.Victim`.
+
+    Example:
+        >>> import numpy as np, tensorflow as tf
+        >>> import he_keras as he
+        >>> from he_keras.evaluation.checks import preflight
+        >>> images = np.random.default_rng(0).uniform(size=(32, 4)).astype("float32")
+        >>> softmax = lambda images: tf.nn.softmax(images)
+        >>> checks = preflight(softmax, images, images.argmax(1), he.ThreatModel("linf", 0.1))
+        >>> [check.name for check in checks if check.verdict == "fail"]
+        ['logits']
+    """
+    return _run("before", CleanSample(model, images, labels, threat, logit_scale, _MAX_IMAGES))
+
+
+def sanity_checks(
+    model,
+    images,
+    labels,
+    threat: ThreatModel,
+    *,
+    num_examples: int = 64,
+    num_steps: int = 20,
+    num_queries: int = 200,
+    num_points: int = 100,
+    num_planted: int = 16,
+    logit_scale: float | str = "model",
+    seed: int = 0,
+    curve: dict | None = None,
+    still_correct: Mapping[str, np.ndarray] | None = None,
+) -> tuple[Check, ...]:
+    """Runs cheap experiments on a sample whose outcome is known if attacks and model are sound.
+
+    Args:
+        model: a `keras.Model` or a callable `images -> logits`.
+        images: images within the threat model's bounds.
+        labels: integer labels.
+        threat: the threat model.
+        num_examples: how many of the images to use, from the first.
+        num_steps: steps of the iterated attack.
+        num_queries: queries of the attack without gradients.
+        num_points: random points tried around each image.
+        num_planted: images around which an adversarial image is planted.
+        logit_scale: see `he_keras.attacks.Victim`.
+        seed: seed of all draws.
+        curve: result of `epsilon_curve`; None measures one.
+        still_correct: flags for the same images that attacks left, by the name of the attack.
+    """
+    check_positive_integer("num_examples", num_examples)
+    images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
+    sample = AttackedSample(
+        model,
+        images,
+        labels,
+        threat,
+        logit_scale,
+        num_steps=num_steps,
+        num_queries=num_queries,
+        num_points=num_points,
+        num_planted=num_planted,
+        seed=seed,
+        curve=curve,
+        still_correct=still_correct,
+    )
+    return _run("after", sample)
+
+
+def _run(when: str, sample: Sample) -> tuple[Check, ...]:
+    rows = [row for row in CHECKS if row.when == when]
+    # None of all the passes may have changed the model.
+    in_order = sorted(rows, key=lambda row: row.function is answers.frozen_state)
+    found = {row.name: run_check(row, sample) for row in in_order}
+    return tuple(found[row.name] for row in rows)
+
+
+def run_check(row: Row, sample: Sample) -> Check:
+    """Runs one check on a sample, unless the sample lacks what the check needs."""
+    missing = next((reason for reason in map(sample.once, row.needs) if reason), "")
+    outcome = skipped(missing) if missing else sample.once(row.function)
+    return Check(row.name, row.when, *outcome)

@@ -1,0 +1,138 @@
+"""The files of one report, read and checked."""
+
+import dataclasses
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from he_keras.files import read_json
+
+#: The version of report.json that the page understands.
+SCHEMA_VERSION = 1
+
+_REQUIRED = {
+    "mode": str,
+    "num_examples": int,
+    "clean_accuracy": float,
+    "worst_case": float,
+    "threat": dict,
+    "attacks": list,
+}
+_ARRAYS = ("labels", "clean", "broken_by")
+_PICTURES = ("clean", "adversarial")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredReport:
+    """A report as it lies on disk.
+
+    Attributes:
+        folder: where it lies.
+        report: content of `report.json`.
+        per_example: arrays of `per_example.npz`.
+        gallery: arrays of `gallery.npz`; empty if the report has no gallery.
+    """
+
+    folder: pathlib.Path
+    report: dict[str, Any]
+    per_example: dict[str, np.ndarray]
+    gallery: dict[str, np.ndarray]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are, as far as names and labels tell."""
+        named = len(self.report.get("class_names") or ())
+        counted = len(self.report.get("confusion") or ())
+        return max(named, counted, int(self.per_example["labels"].max(initial=-1)) + 1)
+
+    def class_name(self, number) -> str:
+        """The name of a class, or its number if it has no name."""
+        names = self.report.get("class_names") or ()
+        if isinstance(number, int) and 0 <= number < len(names):
+            return str(names[number])
+        return f"class {number}"
+
+
+def read_report(folder, with_gallery: bool = True) -> StoredReport:
+    """Reads the files of a report, and checks that they belong together.
+
+    Args:
+        folder: the evaluation's `output_dir`.
+        with_gallery: read the pictures also.
+    """
+    folder = pathlib.Path(folder)
+    report = read_json(folder / "report.json", "a report that an evaluation wrote")
+    _check_report(report, folder / "report.json")
+    per_example = _read_arrays(folder / "per_example.npz", _ARRAYS)
+    _check_lengths(per_example, report["num_examples"], folder / "per_example.npz")
+    _check_accuracies(report, per_example, folder)
+    examples = (report.get("gallery") or ()) if with_gallery else ()
+    gallery = _read_arrays(folder / "gallery.npz", _PICTURES) if examples else {}
+    _check_lengths(gallery, len(examples), folder / "gallery.npz")
+    return StoredReport(folder, report, per_example, gallery)
+
+
+def _check_accuracies(report: dict, per_example: dict[str, np.ndarray], folder) -> None:
+    """The verdicts on the examples must add up to the accuracies, which may be rounded."""
+    counted = {
+        "clean_accuracy": per_example["clean"].astype(bool),
+        "worst_case": per_example["broken_by"] == -1,
+    }
+    for name, holds in counted.items():
+        share = float(holds.mean()) if len(holds) else 0.0
+        if abs(share - report[name]) > max(0.5 / max(len(holds), 1), 1e-4):
+            raise ValueError(
+                f"Files of different evaluations; expected {name}={report[name]!r} in "
+                f"per_example.npz, as report.json says; received {share} in {folder}"
+            )
+
+
+def _check_report(report: dict, path: pathlib.Path) -> None:
+    version = report.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"Unknown version of report.json; expected schema_version={SCHEMA_VERSION}, as this "
+            f"version of he_keras writes it; received schema_version={version!r} in {path}"
+        )
+    for name, kind in _REQUIRED.items():
+        value = report.get(name)
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted):
+            raise ValueError(
+                f"Incomplete report; expected {name} of type {kind.__name__}; "
+                f"received {name}={value!r} in {path}"
+            )
+
+
+def _read_arrays(path: pathlib.Path, required) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"Incomplete report; expected {path.name} beside report.json; "
+            f"received a folder without it: {path.parent}"
+        ) from error
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"Damaged report; expected NumPy arrays in {path.name}; received {path}: {error}"
+        ) from error
+    missing = [name for name in required if name not in arrays]
+    if missing:
+        raise ValueError(
+            f"Incomplete report; expected the arrays {', '.join(required)} in {path.name}; "
+            f"received {path} without {', '.join(missing)}"
+        )
+    return arrays
+
+
+def _check_lengths(arrays: dict[str, np.ndarray], expected: int, path: pathlib.Path) -> None:
+    lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+    wrong = {name: length for name, length in lengths.items() if length != expected}
+    if wrong:
+        raise ValueError(
+            f"Files of different evaluations; expected {expected} entries in every array of "
+            f"{path.name}, as report.json says; received {wrong} in {path}"
+        )

@@ -1,0 +1,342 @@
+"""Runs attacks over blocks of examples, and counts what they find and cost.
+
+Every attack runs on a block before the next block begins. A partial evaluation thus says already
+how strong each attack is. What happens in one block depends on no other block.
+"""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from he_keras.attacks import Attack, Ensemble
+from he_keras.attacks.framework.agreement import agreed
+from he_keras.evaluation.run.examples import Block, Clean, Examples, Scored, Scorer
+from he_keras.evaluation.run.journal import BatchOutcome, Journal
+from he_keras.evaluation.run.progress import Progress
+from he_keras.evaluation.statistics import share_of, wilson_interval
+
+#: Examples that attacks may look at before they begin.
+SAMPLE_SIZE = 1000
+MODES = ("survivors", "individual")
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackRow:
+    """One line of a report.
+
+    Attributes:
+        name: the attack.
+        robust_accuracy: share of all examples still classified correctly: under this attack alone
+            (mode "individual"), or under it and all before it (mode "survivors", and stages).
+        interval: 95 % confidence interval of `robust_accuracy`.
+        num_attacked: how many examples it was run on.
+        num_broken: how many of them it broke.
+        remaining: share of all examples that this attack and all before it left.
+        seconds: time spent.
+        forward_passes: mean over all examples.
+        backward_passes: mean over all examples.
+        median_distance: over the broken examples, in the threat model's norm; None without any.
+        max_distance: likewise.
+        settings: the attack's configuration.
+        stages: for an ensemble one row for each of its attacks.
+        warnings: what the attack itself found that makes its result doubtful.
+        note: what has to be said beside the result in any case.
+    """
+
+    name: str
+    robust_accuracy: float
+    interval: tuple[float, float]
+    num_attacked: int
+    num_broken: int
+    remaining: float
+    seconds: float
+    forward_passes: float
+    backward_passes: float
+    median_distance: float | None
+    max_distance: float | None
+    settings: dict
+    stages: tuple["AttackRow", ...] = ()
+    warnings: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Worst(NamedTuple):
+    """The strongest adversarial image of each example; arrays with one entry per example.
+
+    Attributes:
+        broken_by: number of the first attack that broke it; -1 if none did, -2 if it was wrong
+            from the start.
+        prediction: class predicted for that image; for all others the clean prediction.
+        margin: that image's margin; for the unbroken the smallest that any attack reached.
+        distance: length of that image's perturbation; 0 where the clean image has that margin.
+        file_and_row: where the image is recorded, by position.
+    """
+
+    broken_by: np.ndarray
+    prediction: np.ndarray
+    margin: np.ndarray
+    distance: np.ndarray
+    file_and_row: dict
+
+
+class _Tally:
+    """Sums over the batches of one attack."""
+
+    def __init__(self, attack: Attack) -> None:
+        self.attack = attack
+        self.num_attacked = self.num_broken = self.unconfirmed = self.non_finite = 0
+        self.seconds = self.forward_passes = self.backward_passes = 0.0
+        self.distances: list[np.ndarray] = []
+
+    def add(self, outcome: BatchOutcome) -> None:
+        self.num_attacked += len(outcome.broken)
+        self.num_broken += int(outcome.broken.sum())
+        self.unconfirmed += int(outcome.unconfirmed.sum())
+        self.non_finite += int(outcome.non_finite.sum())
+        self.seconds += float(outcome.seconds)
+        self.forward_passes += float(outcome.forward_passes.sum())
+        self.backward_passes += float(outcome.backward_passes.sum())
+        self.distances.append(outcome.distance[outcome.broken])
+
+    def row(
+        self, left: tuple[int, int], num_examples: int, warnings=(), stages=(), note=""
+    ) -> AttackRow:
+        """Returns the line; `left` counts the examples right under this attack, and under all."""
+        num_correct, num_remaining = left
+        distances = np.concatenate(self.distances) if self.distances else np.zeros(0)
+        return AttackRow(
+            name=self.attack.name,
+            robust_accuracy=share_of(num_correct, num_examples),
+            interval=wilson_interval(num_correct, num_examples),
+            num_attacked=self.num_attacked,
+            num_broken=self.num_broken,
+            remaining=share_of(num_remaining, num_examples),
+            seconds=round(self.seconds, 2),
+            forward_passes=share_of(self.forward_passes, num_examples),
+            backward_passes=share_of(self.backward_passes, num_examples),
+            median_distance=float(np.median(distances)) if len(distances) else None,
+            max_distance=float(np.max(distances)) if len(distances) else None,
+            settings=self.attack.get_config(),
+            warnings=(*self._warnings(), *warnings),
+            stages=tuple(stages),
+            note=note,
+        )
+
+    def _warnings(self) -> list[str]:
+        found = []
+        if self.unconfirmed:
+            found.append(
+                f"{self.unconfirmed} successes were gone when the images were scored once more: "
+                "the model is random, or its margins there are rounding errors; they do not count."
+            )
+        if self.non_finite:
+            found.append(
+                f"The model returned NaN or infinity for {self.non_finite} examples: repair it."
+            )
+        return found
+
+    def merge(self, other: "_Tally") -> None:
+        """Adds the sums of another attack on the same examples, which are counted only once."""
+        self.num_broken += other.num_broken
+        self.unconfirmed += other.unconfirmed
+        self.non_finite += other.non_finite
+        self.seconds += other.seconds
+        self.forward_passes += other.forward_passes
+        self.backward_passes += other.backward_passes
+        self.distances += other.distances
+
+
+class AttackRuns:
+    """All attacks of one evaluation and what they have found so far.
+
+    Args:
+        attacks: in order; an ensemble's components run on its own survivors.
+        model: the model.
+        scorer: gives the verdicts.
+        clean: labels, and what the model says about the clean images, by position.
+        mode: "survivors" attacks what all earlier attacks left, "individual" every example that is
+            classified correctly.
+        batch_size: examples per call of an attack.
+        journal: where finished batches are.
+    """
+
+    def __init__(
+        self, attacks, model, scorer: Scorer, clean: Clean, mode: str, batch_size: int, journal
+    ) -> None:
+        self.attacks: list[Attack] = attacks
+        self.model = model
+        self.scorer = scorer
+        self.labels = clean.labels
+        self.num_classes = clean.num_classes
+        self.clean_prediction = clean.scored.prediction.copy()
+        self.mode = mode
+        self.batch_size = batch_size
+        self.journal: Journal = journal
+        self.clean = ~clean.scored.wrong
+        self.correct = {attack.name: self.clean.copy() for attack in attacks}
+        self.unbroken = self.clean.copy()
+        self.done = np.zeros(len(self.clean), bool)
+        self.worst = Worst(
+            np.where(self.clean, -1, -2),
+            self.clean_prediction.copy(),
+            clean.scored.margin.copy(),
+            np.zeros(len(self.clean)),
+            {},
+        )
+        self._tallies = [[_Tally(part) for part in parts(attack)] for attack in attacks]
+
+    def attack_all(
+        self, examples: Examples, shard, block_size: int, show_progress: bool
+    ) -> np.ndarray:
+        """Attacks the blocks of a shard, or all; returns the positions of their examples."""
+        count = len(self.labels) // (shard[1] if shard else 1)
+        progress = Progress(count, self.attacks, self.num_classes, show_progress)
+        positions = [np.zeros(0, int)]
+        for block in examples.blocks(block_size, shard):
+            if not np.array_equal(block.labels, self.labels[block.positions]):
+                raise ValueError(
+                    "The data set has another order each time it is read; expected a "
+                    "tf.data.Dataset without shuffling; received other labels than in the first "
+                    "reading"
+                )
+            self.attack(block, progress)
+            progress.block_done(self.unbroken[block.positions])
+            positions.append(block.positions)
+        progress.close()
+        return np.concatenate(positions)
+
+    def attack(self, block: Block, progress) -> None:
+        """Runs every attack on one block, and tells `progress` of every batch."""
+        self._settle(block)
+        for number, attack in enumerate(self.attacks):
+            todo = (self.unbroken if self.mode == "survivors" else self.clean)[block.positions]
+            alive = todo.copy()
+            names = stage_names(number, attack)
+            for stage, (part, name) in enumerate(zip(parts(attack), names, strict=True)):
+                self._run_stage(number, stage, part, name, block, alive, progress)
+            self.correct[attack.name][block.positions] = alive
+            self.unbroken[block.positions] &= alive
+            progress.attack_done(attack, len(block.positions))
+        self.done[block.positions] = True
+
+    def _settle(self, block: Block) -> None:
+        """Takes the verdicts on clean images that were recorded when the block was begun."""
+        rows, worst = block.positions, self.worst
+        now = Scored(self.clean_prediction[rows], ~self.clean[rows], worst.margin[rows])
+        settled = self.journal.settle(block.number, now)
+        self.clean_prediction[rows] = worst.prediction[rows] = settled.prediction
+        worst.margin[rows] = settled.margin
+        worst.broken_by[rows] = np.where(settled.wrong, -2, -1)
+        self.clean[rows] = self.unbroken[rows] = ~settled.wrong
+        for flags in self.correct.values():
+            flags[rows] = ~settled.wrong
+
+    def _run_stage(self, number, stage, attack, name, block: Block, alive, progress) -> None:
+        """Runs one attack on the rows of a block that are alive, and updates these in place."""
+        rows = np.flatnonzero(alive)
+        for batch, first in enumerate(range(0, len(rows), self.batch_size)):
+            chosen = rows[first : first + self.batch_size]
+            progress.batch_begins(name)
+            path = self.journal.path(block.number, name, batch)
+            outcome = self.journal.recall(path, block.positions[chosen])
+            if outcome is None:
+                outcome = self._attack_batch(attack, block, chosen)
+                self.journal.record(path, outcome)
+            alive[chosen] = ~outcome.broken
+            self._tallies[number][stage].add(outcome)
+            self._remember(number, outcome, path)
+            left = self.unbroken[block.positions] & alive
+            progress.batch_done(attack, len(chosen), left, block)
+
+    def _attack_batch(self, attack: Attack, block: Block, rows: np.ndarray) -> BatchOutcome:
+        images, labels, positions = (
+            column[rows] for column in (block.images, block.labels, block.positions)
+        )
+        began = time.monotonic()
+        result = attack(self.model, images, labels, example_ids=positions)
+        seconds = time.monotonic() - began
+        broken, margin = result.success.copy(), result.margin.astype(np.float32)
+        prediction = labels.astype(np.int32)
+        found = np.flatnonzero(broken)
+        if len(found):
+            # The verdict must be that of the very array that is recorded.
+            scored = self.scorer(result.x_adv[found], labels[found])
+            broken[found], margin[found] = scored.wrong, scored.margin
+            prediction[found] = scored.prediction
+        # If a minimum-norm attack breaks nothing, its distance is not that of the returned image.
+        length = np.asarray(attack.threat.distance(result.x_adv, images))
+        return BatchOutcome(
+            positions=positions,
+            labels=labels,
+            broken=broken,
+            prediction=prediction,
+            margin=margin,
+            distance=length,
+            forward_passes=result.forward_passes,
+            backward_passes=result.backward_passes,
+            non_finite=result.non_finite,
+            unconfirmed=result.success & ~broken,
+            x_adv=result.x_adv[broken],
+            seconds=np.array(seconds),
+        )
+
+    def _remember(self, number: int, outcome: BatchOutcome, path) -> None:
+        worst, positions = self.worst, outcome.positions
+        first = outcome.broken & (worst.broken_by[positions] == -1)
+        chosen = positions[first]
+        worst.broken_by[chosen] = number
+        worst.prediction[chosen] = outcome.prediction[first]
+        worst.margin[chosen] = outcome.margin[first]
+        worst.distance[chosen] = outcome.distance[first]
+        row_of = np.cumsum(outcome.broken) - 1
+        worst.file_and_row.update(
+            (int(position), (path, int(row)))
+            for position, row in zip(chosen, row_of[first], strict=True)
+        )
+        closer = (worst.broken_by[positions] == -1) & (outcome.margin < worst.margin[positions])
+        worst.margin[positions[closer]] = outcome.margin[closer]
+        worst.distance[positions[closer]] = outcome.distance[closer]
+
+    def rows(self, evaluated: np.ndarray, sample) -> list[AttackRow]:
+        """Returns the report's lines over the examples with the given positions."""
+        unbroken = self.clean[evaluated].copy()
+        rows = []
+        for attack, tallies in zip(self.attacks, self._tallies, strict=True):
+            correct = self.correct[attack.name][evaluated]
+            unbroken &= correct
+            count = len(evaluated)
+            left = int(correct.sum()), int(unbroken.sum())
+            if isinstance(attack, Ensemble):
+                rows.append(self._ensemble_row(attack, tallies, left, count, sample))
+            else:
+                warnings = agreed(self.model, sample[0])[1]
+                rows.append(tallies[0].row(left, count, warnings))
+        return rows
+
+    def _ensemble_row(self, attack: Ensemble, tallies, left, count: int, sample) -> AttackRow:
+        warnings = attack.warnings(self.model, *sample)
+        total = _Tally(attack)
+        total.num_attacked = tallies[0].num_attacked
+        alive = left[0] + sum(tally.num_broken for tally in tallies)
+        stages = []
+        for number, tally in enumerate(tallies):
+            alive -= tally.num_broken
+            stages.append(tally.row((alive, alive), count))
+            warnings += attack.stage_warnings(number, tally.num_broken, count)
+            total.merge(tally)
+        return total.row(left, count, warnings, stages, attack.note)
+
+
+def stage_names(number: int, attack: Attack) -> list[str]:
+    """Returns what the batches of an evaluation's attack, or of an ensemble's parts, are called."""
+    name = f"{number:02d}-{attack.name}"
+    if not isinstance(attack, Ensemble):
+        return [name]
+    return [f"{name}.{stage:02d}-{part.name}" for stage, part in enumerate(parts(attack))]
+
+
+def parts(attack: Attack) -> tuple[Attack, ...]:
+    """Returns an ensemble's attacks, or the attack itself."""
+    return getattr(attack, "components", (attack,))

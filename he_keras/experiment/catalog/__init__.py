@@ -1,0 +1,91 @@
+"""The experiments of the papers, and small ones for a CPU, one file a family.
+
+A file has `get_config(argument)`, which returns the configuration of one experiment, and
+`experiments()`, which tells about all of them. `he-keras train --config=FILE:ARGUMENT` takes both
+from here; configs/FILE.py of the repository is the same for reading and editing.
+"""
+
+import importlib
+import pathlib
+import types
+from collections.abc import Iterator
+
+from he_keras.experiment.catalog.experiment_entry import ExperimentEntry
+
+FILES = (
+    "he_cifar10",
+    "he_imagenet",
+    "pas_mnist",
+    "pas_cifar10",
+    "rat",
+    "llr",
+    "cifar10_small",
+    "cifar10_budget",
+    "cifar10_large_epsilon",
+    "cifar10_search_scale_margin",
+    "quickstart_digits",
+    "digits_search_scale_margin",
+)
+
+
+def entries() -> Iterator[ExperimentEntry]:
+    """Yields what is known of every experiment, file by file."""
+    for file in FILES:
+        yield from _module(file).experiments()
+
+
+def listing(searches_only: bool = False) -> str:
+    """The text of `--list`: every experiment with its source, published result and command."""
+    chosen = [entry for entry in entries() if entry.has_search or not searches_only]
+    return "\n".join(entry.summary() for entry in chosen)
+
+
+def find(name: str) -> ExperimentEntry:
+    """Returns what is known of an experiment, by its configuration's name."""
+    for entry in entries():
+        if entry.name == name:
+            return entry
+    raise ValueError(f"Not an experiment of a paper; expected a name of --list; received {name}")
+
+
+def get_config(name: str):
+    """Returns the configuration of an experiment by its name.
+
+    Example:
+        >>> from he_keras.experiment import catalog
+        >>> catalog.get_config("cifar10_trades_m_he").head.kind
+        'm_he'
+    """
+    entry = find(name)
+    module = _module(entry.file)
+    return module.get_config(entry.argument) if entry.argument else module.get_config()
+
+
+def path_of(config: str) -> str:
+    """Returns the file to load for the value of --config, `FILE:ARGUMENT`.
+
+    A file that exists is taken. Any other name of an experiment's file is looked up here.
+
+    Example:
+        >>> from he_keras.experiment import catalog
+        >>> catalog.path_of("he_cifar10:trades,m_he").endswith("catalog/he_cifar10.py:trades,m_he")
+        True
+        >>> catalog.path_of("configs/cifar10_trades_m_he.py")
+        Traceback (most recent call last):
+        ValueError: configs/cifar10_trades_m_he.py is now --config=he_cifar10:trades,m_he
+    """
+    name, colon, argument = config.partition(":")
+    file = pathlib.Path(name)
+    if file.is_file():
+        return config
+    if file.stem in FILES:
+        return str(pathlib.Path(__file__).with_name(f"{file.stem}.py")) + colon + argument
+    former = f"{file.stem}_{argument}" if argument else file.stem
+    for entry in entries():
+        if entry.name in (former, former.removesuffix("_none")):
+            raise ValueError(f"{config} is now --config={entry.reference()}")
+    return config
+
+
+def _module(file: str) -> types.ModuleType:
+    return importlib.import_module(f"he_keras.experiment.catalog.{file}")

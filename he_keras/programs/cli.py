@@ -1,0 +1,197 @@
+"""What all programs share: flags, errors of one line, Ctrl-C."""
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+
+from he_keras.interrupts import KeptInterrupts
+
+_INTERRUPTED = "Interrupted"
+_INTERRUPTED_CODE = 130
+_interrupts = KeptInterrupts()
+
+
+@contextlib.contextmanager
+def one_line_errors():
+    """Turns errors about the user's input into one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        fail(str(error) or type(error).__name__)
+
+
+def fail(message: str | Exception, exit_code: int = 2) -> None:
+    """Prints one line and exits."""
+    if was_interrupted():
+        interrupted(_INTERRUPTED)
+    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    raise SystemExit(exit_code)
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C was pressed: any error may be what became of it."""
+    return _interrupts.was_asked
+
+
+def interrupted(message: str) -> None:
+    """Prints one line and exits as a program that Ctrl-C ends."""
+    print(message)
+    raise SystemExit(_INTERRUPTED_CODE)
+
+
+def end_at_once_on_interrupt(message: str) -> None:
+    """Makes Ctrl-C end the program at once, even while TensorFlow computes for minutes.
+
+    Python runs its own handler only between two calls into native code. A thread that waits for
+    the signal does not have to wait for them. Use it only if nothing can be left half-written.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    # Python writes to the pipe only if it has a handler of its own.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        os.read(read_end, 1)
+        print(f"\n{message}", flush=True)
+        os._exit(_INTERRUPTED_CODE)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def command_line() -> str:
+    """The command that runs this program again."""
+    program = sys.argv[0]
+    start = program if program.startswith("he-keras ") else shlex.join(["python", program])
+    return " ".join([start, shlex.join(sys.argv[1:])])
+
+
+def run_program(name: str) -> None:
+    """Runs the program of this folder that has the name."""
+    run(importlib.import_module(f"he_keras.programs.{name}").main)
+
+
+def run(main) -> None:
+    """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
+    from absl import app
+
+    with _interrupts:
+        try:
+            app.run(main, flags_parser=functools.partial(parse_flags, main))
+        except KeyboardInterrupt:
+            interrupted(_INTERRUPTED)
+        except Exception:
+            if not was_interrupted():
+                raise
+            interrupted(_INTERRUPTED)
+
+
+def parse_flags(main, argv) -> list[str]:
+    """Parses the flags, and loads the configuration file if there is one."""
+    from absl import flags, logging
+
+    if {"--help", "-h", "--helpshort"} & set(argv[1:]):
+        _print_help(main)
+        raise SystemExit(0)
+    with one_line_errors():
+        argv = _with_config_paths(argv)
+        try:
+            arguments = flags.FLAGS(argv)
+        except (flags.Error, ValueError) as error:
+            message = _unknown_key(argv) or _without_traceback(str(error))
+            raise ValueError(message) from error
+        # A configuration file is a program: anything can go wrong in it.
+        except Exception as error:
+            message = _unknown_key(argv) or f"{type(error).__name__}: {error}"
+            raise ValueError(message) from error
+    if flags.FLAGS["verbosity"].using_default_value:
+        flags.FLAGS.verbosity = logging.ERROR
+    extra = arguments[1 + getattr(sys.modules[main.__module__], "POSITIONAL", 0) :]
+    if extra:
+        fail(f"Unknown argument; expected only --flags; received {' '.join(extra)}")
+    return arguments
+
+
+def _print_help(main) -> None:
+    from absl import flags
+
+    print(sys.modules[main.__module__].__doc__)
+    print(flags.FLAGS.module_help(main.__module__))
+
+
+def _with_config_paths(argv: list[str]) -> list[str]:
+    """Replaces the name of an experiment, as in --config=he_cifar10:trades,he, by its file."""
+    from he_keras.experiment import catalog
+
+    found = list(argv)
+    for place, argument in enumerate(argv[1:], 1):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config", "-config") and equals:
+            found[place] = f"{flag}={catalog.path_of(value)}"
+        elif argv[place - 1] in ("--config", "-config"):
+            found[place] = catalog.path_of(argument)
+    return found
+
+
+def _without_traceback(text: str) -> str:
+    """Returns the error inside a traceback; the place of it too if it is a mistake in the file."""
+    errors = list(re.finditer(r"^\w*Error: ", text, re.MULTILINE))
+    if "Traceback" not in text or not errors:
+        return text
+    message = text[errors[-1].start() :].strip()
+    if message.startswith("ValueError: "):
+        return message.removeprefix("ValueError: ")
+    places = re.findall(r'File "(.+?)", line (\d+)', text)
+    return f"{message} ({places[-1][0]}, line {places[-1][1]})" if places else message
+
+
+def chosen_config(config, is_smoke: bool):
+    """Returns the configuration of --config, or its smoke variant."""
+    from he_keras import experiment
+
+    if config is None:
+        raise ValueError(
+            "No configuration; expected --config=FILE, or a name that --list shows; received none"
+        )
+    return experiment.smoke_variant(config) if is_smoke else config
+
+
+def print_experiments(config=None, searches_only: bool = False) -> None:
+    """Prints what --list shows: every experiment in short, or all about the one of --config."""
+    from he_keras.experiment import catalog
+
+    print(catalog.find(config.name).header() if config else catalog.listing(searches_only))
+
+
+def _unknown_key(argv) -> str | None:
+    """Says which keys are valid if an override names none of them."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    without_overrides = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=without_overrides, sys_argv=argv[:1])
+    try:
+        without_overrides(argv, known_only=True)
+    except Exception:
+        return None
+    overrides = [each for each in argv if each.startswith("--config.")]
+    keys = [each.partition("=")[0].removeprefix("--config.") for each in overrides]
+    return next(filter(None, (_mistake(without_overrides.config, key) for key in keys)), None)
+
+
+def _mistake(config, key: str) -> str | None:
+    section, parents = config, ""
+    for part in key.split("."):
+        if not hasattr(section, "keys"):
+            return f"Not a section; expected --config.{parents}=...; received {key}"
+        if part not in section:
+            valid = ", ".join(section)
+            return f"Unknown configuration key; expected one of {valid}; received {key}"
+        section, parents = section[part], f"{parents}.{part}".strip(".")
+    return None

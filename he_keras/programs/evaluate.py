@@ -1,0 +1,141 @@
+"""Robust accuracy of a trained model, over the whole test set unless told otherwise.
+
+he-keras evaluate --run=runs/cifar10_small
+he-keras evaluate --model=PATH --data=cifar10 --attacks=pgd-20,autoattack --epsilon=8/255
+he-keras evaluate --model=PATH --data=cifar10 --protocol=paper
+he-keras evaluate --ensemble=RUN/snapshots --data=cifar10
+
+PATH is a .keras file, a run folder or a SavedModel. --attacks=transfer:PATH attacks with images
+that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library. The
+same command goes on where an interrupted one stopped. --shard=0/4 to --shard=3/4 spread it over
+four machines, of which the first runs the checks and the panel; `he-keras merge` with the same
+flags then makes the report. `he-keras verify` scores the recorded images again, `compare` puts
+reports side by side, and `transfer` attacks several models with each other's images.
+"""
+
+from absl import flags
+
+from he_keras.programs import cli, evaluation_flags, model_flags
+from he_keras.programs.evaluation_flags import (
+    ATTACKS,
+    BATCH_SIZE,
+    CHECKS,
+    CORRUPTIONS,
+    LOGIT_SCALE,
+    MODE,
+    PANEL,
+    PROTOCOL,
+    RUN,
+    STEP_SIZE,
+)
+
+_SHARD = flags.DEFINE_string("shard", None, "i/n: attack only the i-th of n parts, from 0 on.")
+flags.adopt_module_key_flags(evaluation_flags)
+
+
+def main(_argv) -> None:
+    """Loads everything, attacks, prints the table and writes the report."""
+    with cli.one_line_errors():
+        run(merge=False)
+
+
+def run(merge: bool) -> None:
+    """Evaluates, or with `merge` makes the report of what the shards have recorded."""
+    import he_keras as he
+
+    evaluation_flags.check_one_model()
+    config = evaluation_flags.configuration()
+    folder = evaluation_flags.output_dir()
+    model = evaluation_flags.load_model()
+    threat, attacks, mode, protocol, remark = _plan(config, model)
+    dataset = evaluation_flags.test_examples(config)
+    cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
+    report = he.evaluate_robustness(
+        model,
+        dataset,
+        threat,
+        attacks,
+        folder,
+        BATCH_SIZE.value,
+        mode=MODE.value or mode,
+        checks=CHECKS.value,
+        panel=PANEL.value,
+        shard=_shard(),
+        merge=merge,
+        protocol=protocol,
+        show_progress=True,
+    )
+    if remark:
+        print(remark)
+    if _SHARD.value:
+        # There is no accuracy of a shard without examples.
+        print(report.table() if report.num_examples else "This shard has no examples.")
+        print(f"Shard {_SHARD.value} is done; he-keras merge makes the report once all shards are.")
+        return
+    print(report.table())
+    if merge and not report.checks and CHECKS.value is None:
+        print("No shard has run the checks: he-keras merge --checks runs them.")
+    if CORRUPTIONS.value:
+        print(_add_corruptions(model, dataset, threat.bounds, folder))
+    print(f"Report: {folder / 'report.html'}")
+
+
+def _plan(config, model):
+    """Threat model, attacks, mode, text for the headline, and what to say of the threat model."""
+    import he_keras as he
+
+    if PROTOCOL.value:
+        return _plan_of_protocol(config, model)
+    threat, remark = model_flags.threat_of(config, [model], bool(RUN.value))
+    options = {"logit_scale": evaluation_flags.logit_scale(), "batch_size": BATCH_SIZE.value}
+    attacks = he.experiment.build_attacks(config, threat, **options)
+    return threat, attacks, config.evaluation.mode, None, remark
+
+
+def _plan_of_protocol(config, model):
+    from he_keras.evaluation import protocols
+    from he_keras.threat import trained_threat
+
+    fixed = (ATTACKS, *model_flags.THREAT_FLAGS, STEP_SIZE)
+    given = [flag.name for flag in fixed if flag.value]
+    if LOGIT_SCALE.value != "model":
+        given.append(LOGIT_SCALE.name)
+    if given:
+        raise ValueError(
+            f"A protocol fixes its settings; expected --protocol={PROTOCOL.value} without "
+            f"{', '.join('--' + name for name in given)}; received both"
+        )
+    if PROTOCOL.value == "paper":
+        chosen = protocols.for_dataset(config.data.name, BATCH_SIZE.value)
+    else:
+        chosen = protocols.get(PROTOCOL.value, BATCH_SIZE.value)
+    print(f"Protocol {chosen.name}: {chosen.text}\n{chosen.note}")
+    trained = trained_threat(model)
+    is_other = trained not in (None, chosen.threat)
+    remark = f"Trained at {trained.text()}; attacked at {chosen.threat.text()}." if is_other else ""
+    return chosen.threat, chosen.attacks, chosen.mode, chosen.text, remark
+
+
+def _add_corruptions(model, dataset, bounds, folder) -> str:
+    from he_keras.evaluation import evaluate_corruptions
+    from he_keras.evaluation.report.robustness_report import add_to_report
+
+    report = evaluate_corruptions(
+        model,
+        dataset,
+        source=CORRUPTIONS.value,
+        data_dir=model_flags.DATA_DIR.value,
+        show_progress=True,
+        bounds=bounds,
+    )
+    add_to_report(folder, corruptions=report.to_json())
+    return report.table()
+
+
+def _shard() -> tuple[int, int] | None:
+    if not _SHARD.value:
+        return None
+    index, _, count = _SHARD.value.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ValueError(f"Invalid --shard; expected i/n such as 0/4; received {_SHARD.value}")
+    return int(index), int(count)

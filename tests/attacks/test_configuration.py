@@ -1,0 +1,95 @@
+"""What has an attack compiled again: settings of layers, wherever a function holds them."""
+
+import functools
+
+import keras
+import model_zoo
+import numpy as np
+import pytest
+
+import he_keras as he
+from he_keras.attacks.framework.agreement import configuration
+
+GLOBAL = keras.layers.Dense(2)
+
+
+class Scaled(keras.layers.Layer):
+    """Somebody's layer, whose settings Keras knows nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 2.0
+        self.mean = np.zeros(3, "float32")
+        self.options = {"power": [1, 2]}
+        self.function = np.tanh
+
+    def call(self, images):
+        return self.factor * images
+
+
+class Holder:
+    def __init__(self, layer):
+        self.layer = layer
+
+    def logits(self, images):
+        return self.layer(images)
+
+    __call__ = logits
+
+
+def holders(layer):
+    """Every way for a callable to hold a layer."""
+    return {
+        "layer": layer,
+        "model": keras.Sequential([keras.Input((3,)), layer]),
+        "closure": lambda images: layer(images),
+        "object": Holder(layer),
+        "method": Holder(layer).logits,
+        "partial": functools.partial(lambda inner, images: inner(images), layer),
+        "keyword": functools.partial(lambda images, inner: inner(images), inner=layer),
+    }
+
+
+@pytest.mark.parametrize("kind", holders(Scaled()))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("factor", 3.0),
+        ("mean", np.ones(3, "float32")),
+        ("options", {"power": [1, 3]}),
+        ("function", np.sin),
+        ("trainable", False),
+        ("own", "new"),
+    ],
+)
+def test_a_layers_settings_count(kind, name, value):
+    layer = Scaled()
+    function = holders(layer)[kind]
+    before = configuration(function)
+    assert configuration(function) == before and hash(before) is not None
+    setattr(layer, name, value)
+    assert configuration(function) != before
+
+
+def test_a_layer_in_a_global_variable_counts():
+    def function(images):
+        return GLOBAL(images)
+
+    before = configuration(function)
+    GLOBAL.activation = keras.activations.tanh
+    assert configuration(function) != before
+
+
+def test_what_a_model_does_changes_nothing():
+    """Else every attack would be compiled again after each call, each epoch, each prediction."""
+    model = model_zoo.model_of("noise")
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    images, labels = model_zoo.images().numpy(), np.zeros(6, int)
+    model(images)
+    before = configuration(model)
+    model.fit(images, labels, verbose=0)
+    model.evaluate(images, labels, verbose=0)
+    model.predict(images, verbose=0)
+    he.attacks.FGSM(he.ThreatModel("linf", 0.1))(model, images, labels)
+    model.reset_metrics()
+    assert configuration(model) == before

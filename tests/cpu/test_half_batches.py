@@ -1,0 +1,84 @@
+"""Halves of a batch side by side give the logits, features and gradients of the whole."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from he_keras import cpu
+from he_keras.attacks import Victim
+from he_keras.cpu import half_batches
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+@pytest.fixture(autouse=True)
+def any_network_is_worth_it(monkeypatch):
+    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(half_batches.os, "cpu_count", lambda: 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("what", ["logits", "features"])
+def test_halves_give_what_the_whole_gives(model, count, what):
+    images = tf.constant(np.random.default_rng(0).random((count, 4)), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def in_halves(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = getattr(Victim(model), what)(images)
+        return outputs, tape.gradient(outputs, images)
+
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        whole = getattr(Victim(model, tuned=False), what)(images)
+    outputs, gradient = in_halves(images)
+    np.testing.assert_allclose(outputs, whole, atol=1e-6)
+    np.testing.assert_allclose(gradient, tape.gradient(whole, images), atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_halves_can_be_differentiated_twice(model, count):
+    images = tf.constant(np.random.default_rng(0).random((count, 4)), tf.float32)
+
+    def second_derivative(tuned):
+        victim = Victim(model, tuned=tuned)
+        with tf.GradientTape() as outer:
+            outer.watch(images)
+            with tf.GradientTape() as inner:
+                inner.watch(images)
+                total = tf.reduce_sum(victim.logits(images) ** 2)
+            squares = tf.reduce_sum(inner.gradient(total, images) ** 2)
+        return outer.gradient(squares, images)
+
+    halves = tf.function(lambda: second_derivative(True))()
+    np.testing.assert_allclose(halves, second_derivative(False), rtol=1e-4, atol=1e-6)
+
+
+def test_each_half_is_a_network_of_its_own(model):
+    sizes = []
+
+    def watched(images):
+        sizes.append(images.shape[0])
+        return model(images)
+
+    tf.function(cpu.batch_function(watched, model))(tf.zeros((5, 4)))
+    assert sizes == [3, 3]
+
+
+def test_only_networks_of_some_size_alone_on_several_cores_are_worth_it(model, monkeypatch):
+    assert half_batches.is_worthwhile(model)
+    assert not half_batches.is_worthwhile(lambda images: images)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        assert half_batches.is_worthwhile(model)
+    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 100)
+    assert not half_batches.is_worthwhile(model)
+    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(half_batches.os, "cpu_count", lambda: 1)
+    assert not half_batches.is_worthwhile(model)

@@ -1,1 +1,0 @@
-"""Command-line programs: thin shells around one library function each."""

@@ -1,1 +1,0 @@
-"""What `tools/benchmark.py` measures, one file a benchmark."""
