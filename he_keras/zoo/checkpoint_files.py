@@ -10,6 +10,7 @@ import json
 import pathlib
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -94,10 +95,24 @@ def _read_zip(content: bytes) -> dict:
         order = folder + "byteorder"
         if order in members and archive.read(order) != b"little":
             raise UnsafePickleError("a file of a big-endian machine")
-        root = _torch_pickle(io.BytesIO(archive.read(pickle_name)))
+        stream = io.BytesIO(content)
+        stream.seek(_place(archive, pickle_name, content).start)
+        root = _torch_pickle(stream)
         storages = _storages(root, len(content))
-        blocks = {key: archive.read(f"{folder}data/{key}") for key in storages}
+        view = memoryview(content)
+        blocks = {key: view[_place(archive, f"{folder}data/{key}", content)] for key in storages}
     return _filled(root, blocks, storages)
+
+
+def _place(archive: zipfile.ZipFile, name: str, content: bytes) -> slice:
+    """Returns where a member stands in the file, which spares a copy of it."""
+    member = archive.getinfo(name)
+    name_length, extra_length = struct.unpack_from("<HH", content, member.header_offset + 26)
+    start = member.header_offset + 30 + name_length + extra_length
+    place = slice(start, start + member.file_size)
+    if zlib.crc32(memoryview(content)[place]) != member.CRC:
+        raise UnsafePickleError(f"a damaged member ({name!r:.60})")
+    return place
 
 
 def _checked_members(archive: zipfile.ZipFile, num_bytes: int) -> set[str]:
@@ -168,7 +183,7 @@ def _safetensor(entry: Mapping, numbers: memoryview) -> np.ndarray:
     source = Storage("", kind, (end - start) // itemsize)
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     tensor = tensors.stored_tensor(source, 0, shape, strides)
-    return tensor.read(numbers[start:end])
+    return tensor.read(tensors.numbers(source, numbers[start:end]))
 
 
 def _read_jax(content: bytes) -> dict:
@@ -219,24 +234,38 @@ def _storages(root, num_bytes: int) -> dict[str, Storage]:
 
 
 def _filled(root, blocks: Mapping[str, Any], storages: Mapping[str, Storage]) -> dict:
-    for key, block in blocks.items():
-        if len(block) != storages[key].num_bytes:
-            raise UnsafePickleError("a storage of another size than its tensors say")
+    flat = {key: tensors.numbers(storages[key], block) for key, block in blocks.items()}
 
     def read(value):
         if isinstance(value, StoredTensor):
-            return value.read(blocks[value.storage.key])
+            return value.read(flat[value.storage.key])
         return _array_of(value)
 
     return _map_leaves(root, read)
 
 
-def _map_leaves(value, function: Callable, depth: int = 0):
-    """Applies a function to every value in nested dictionaries, lists and tuples."""
-    if depth > _MAX_DEPTH:
-        raise UnsafePickleError(f"more than {_MAX_DEPTH} levels")
-    if type(value) is dict:
-        return {key: _map_leaves(each, function, depth + 1) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_map_leaves(each, function, depth + 1) for each in value)
-    return function(value)
+def _map_leaves(root, function: Callable):
+    """Applies a function to every value in nested dictionaries, lists and tuples.
+
+    A container that occurs twice is mapped once. Otherwise a small file could name one container so
+    often that its copies would fill the memory.
+    """
+    done: dict[int, Any] = {}
+
+    def visit(value, depth: int):
+        if type(value) not in (dict, list, tuple):
+            return function(value)
+        if depth > _MAX_DEPTH:
+            raise UnsafePickleError(f"more than {_MAX_DEPTH} levels")
+        if id(value) not in done:
+            done[id(value)] = None
+            if type(value) is dict:
+                mapped = {key: visit(each, depth + 1) for key, each in value.items()}
+            else:
+                mapped = type(value)(visit(each, depth + 1) for each in value)
+            done[id(value)] = mapped
+        if done[id(value)] is None:
+            raise UnsafePickleError("a container that contains itself")
+        return done[id(value)]
+
+    return visit(root, 0)

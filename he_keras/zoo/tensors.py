@@ -50,19 +50,29 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def read(self, content: bytes | memoryview) -> np.ndarray:
-        """Returns the tensor as a view of its storage's bytes; bfloat16 becomes a float32 copy."""
-        flat = np.frombuffer(content, STORAGE_DTYPES[self.storage.kind])
-        itemsize = flat.itemsize
-        view = np.lib.stride_tricks.as_strided(
+    def read(self, flat: np.ndarray) -> np.ndarray:
+        """Returns the tensor as a view of the numbers of its storage."""
+        return np.lib.stride_tricks.as_strided(
             flat[self.offset :],
             self.shape,
-            [stride * itemsize for stride in self.strides],
+            [stride * flat.itemsize for stride in self.strides],
             writeable=False,
         )
-        if self.storage.kind == "BFloat16Storage":
-            return (view.astype("<u4") << 16).view("<f4")
-        return view
+
+
+def numbers(source: Storage, content: bytes | memoryview) -> np.ndarray:
+    """Returns the numbers of a storage as a view of its bytes; bfloat16 becomes a float32 copy.
+
+    The copy is made once for a storage, however many tensors are views of it.
+    """
+    if len(content) != source.num_bytes:
+        raise UnsafePickleError("a storage of another size than its tensors say")
+    flat = np.frombuffer(content, STORAGE_DTYPES[source.kind])
+    if source.kind == "BFloat16Storage":
+        bits = flat.astype("<u4")
+        bits <<= 16
+        return bits.view("<f4")
+    return flat
 
 
 def storage(marker, kind, key, _location, size, view=None) -> Storage:
