@@ -8,29 +8,118 @@ Paper: McNemar, "Note on the sampling error of the difference between correlated
 percentages", Psychometrika 12 (1947); here the exact binomial form.
 """
 
+import dataclasses
 import itertools
 import pathlib
 
 import numpy as np
 
-from he_keras.evaluation.report.comparison_page import comparison_page
-from he_keras.evaluation.report.paired_runs import (
-    CLEAN,
-    WORST_CASE,
-    ComparedRun,
-    Comparison,
-    PairedCounts,
-)
 from he_keras.evaluation.report.stored_report import StoredReport, read_report
 from he_keras.evaluation.run.examples import PREFIX
 from he_keras.evaluation.statistics import mcnemar_p_value
-from he_keras.files import replacing, write_json
 
+#: The two criteria that every run has, beside its attacks.
+CLEAN, WORST_CASE = "clean", "worst case"
+_SCHEMA_VERSION = 1
 _UNKNOWN_DATA = (
     "Not every report says which images it is about, so it is not certain that they are the same."
 )
 # Settings that change what an attack costs and not what it is.
 _NEUTRAL_SETTINGS = frozenset({"batch_size", "name", "threat"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRun:
+    """One evaluation of a comparison.
+
+    Attributes:
+        letter: short name, from A.
+        source: its files.
+        holds: for each criterion (clean, worst case, attacks) the flags "classified correctly".
+    """
+
+    letter: str
+    source: StoredReport
+    holds: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedCounts:
+    """Two runs under one criterion.
+
+    Attributes:
+        first: letter of one run.
+        second: letter of the other.
+        criterion: clean, worst case, or an attack.
+        both_hold: examples that both classify correctly.
+        only_first: positions of the examples that only the first does.
+        only_second: positions of the examples that only the second does.
+        both_broken: examples that neither does.
+        p_value: of McNemar's exact two-sided test.
+    """
+
+    first: str
+    second: str
+    criterion: str
+    both_hold: int
+    only_first: np.ndarray
+    only_second: np.ndarray
+    both_broken: int
+    p_value: float
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the first run minus that of the second."""
+        size = self.both_hold + len(self.only_first) + len(self.only_second) + self.both_broken
+        return (len(self.only_first) - len(self.only_second)) / size
+
+    def to_json(self) -> dict:
+        """Returns everything as plain data."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "criterion": self.criterion,
+            "both_hold": self.both_hold,
+            "only_first": len(self.only_first),
+            "only_second": len(self.only_second),
+            "both_broken": self.both_broken,
+            "difference": self.difference,
+            "p_value": self.p_value,
+            "only_first_positions": self.only_first.tolist(),
+            "only_second_positions": self.only_second.tolist(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        runs: the evaluations, in the order given.
+        pairs: every two runs under every criterion that they share.
+        notes: what a reader must know about the comparison.
+    """
+
+    runs: tuple[ComparedRun, ...]
+    pairs: tuple[PairedCounts, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict:
+        """Returns everything as plain data, with the positions of all disagreements."""
+        return {
+            "schema_version": _SCHEMA_VERSION,
+            "runs": [
+                {
+                    "letter": run.letter,
+                    "folder": str(run.source.folder),
+                    "title": run.source.report.get("title"),
+                    "accuracy": {name: float(flags.mean()) for name, flags in run.holds.items()},
+                }
+                for run in self.runs
+            ],
+            "notes": list(self.notes),
+            "pairs": [pair.to_json() for pair in self.pairs],
+        }
 
 
 def compare(folders) -> Comparison:
@@ -41,8 +130,8 @@ def compare(folders) -> Comparison:
             `per_example.npz`.
 
     Example:
-        >>> from he_keras.evaluation import comparison
-        >>> comparison.compare(["runs/a/evaluation"])
+        >>> from he_keras.evaluation import compare
+        >>> compare(["runs/a/evaluation"])
         Traceback (most recent call last):
         ValueError: Nothing to compare; expected two or more different folders; received ...
     """
@@ -71,30 +160,6 @@ def compare(folders) -> Comparison:
     if not all(map(_data_digest, sources)):
         notes.append(_UNKNOWN_DATA)
     return Comparison(runs, tuple(pairs), tuple(notes))
-
-
-def write_comparison_html(folders, path) -> pathlib.Path:
-    """Compares evaluations, and writes the result as a page and, beside it, as JSON.
-
-    Args:
-        folders: as for `compare`.
-        path: the page; the JSON file has the same name with the suffix .json.
-
-    Returns:
-        The path of the page.
-    """
-    path = pathlib.Path(path)
-    if path.suffix not in (".html", ".htm"):
-        raise ValueError(
-            f"Invalid name of a page; expected one that ends in .html; received path={str(path)!r}"
-        )
-    comparison = compare(folders)
-    data_path = path.with_suffix(".json")
-    content = comparison_page(comparison, data_path.name)
-    write_json(data_path, comparison.to_json())
-    with replacing(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
-    return path
 
 
 def _letter(number: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 from report_reader import cells, read_page
 from report_samples import ATTACKS, write_sample
 
-from he_keras.evaluation.comparison import compare, write_comparison_html
+from he_keras.evaluation import compare, write_comparison_html
 from he_keras.evaluation.statistics import mcnemar_p_value
 
 SAME_DATA = "sha256:" + "1" * 64

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from report_samples import write_sample
 
-from he_keras.evaluation.comparison import write_comparison_html
+from he_keras.evaluation import write_comparison_html
 from he_keras.evaluation.report import write_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -1,23 +1,50 @@
 """The page that compares runs: accuracies side by side, then every two of them in detail."""
 
 import itertools
+import pathlib
 
-from he_keras.evaluation.report import formatting
-from he_keras.evaluation.report.page import Section, page
-from he_keras.evaluation.report.paired_runs import (
+from he_keras.evaluation.comparison import (
     CLEAN,
     WORST_CASE,
     ComparedRun,
     Comparison,
     PairedCounts,
+    compare,
 )
+from he_keras.evaluation.report import formatting
+from he_keras.evaluation.report.page import Section, page
+from he_keras.files import replacing, write_json
 
 #: Positions listed on the page; the JSON file beside it has all.
 MAX_POSITIONS = 100
 _CHANCE_LEVEL = 0.05
 
 
-def comparison_page(comparison: Comparison, data_name: str) -> str:
+def write_comparison_html(folders, path) -> pathlib.Path:
+    """Compares evaluations, and writes the result as a page and, beside it, as JSON.
+
+    Args:
+        folders: as for `compare`.
+        path: the page; the JSON file has the same name with the suffix .json.
+
+    Returns:
+        The path of the page.
+    """
+    path = pathlib.Path(path)
+    if path.suffix not in (".html", ".htm"):
+        raise ValueError(
+            f"Invalid name of a page; expected one that ends in .html; received path={str(path)!r}"
+        )
+    comparison = compare(folders)
+    data_path = path.with_suffix(".json")
+    content = _comparison_page(comparison, data_path.name)
+    write_json(data_path, comparison.to_json())
+    with replacing(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
+    return path
+
+
+def _comparison_page(comparison: Comparison, data_name: str) -> str:
     """Returns the document.
 
     Args:
