@@ -10,12 +10,7 @@ from experiments import NAMES, load
 from he_keras import experiment
 
 #: Kinds of training and head that differ most; the slow tests run the others.
-TYPICAL = (
-    "cifar10_fast_at_he",
-    "cifar10_free_at_m_he",
-    "cifar10_trades_he",
-    "quickstart_digits",
-)
+TYPICAL = ("cifar10_free_at_m_he", "quickstart_digits")
 
 
 def _shape(plain):
@@ -101,8 +96,18 @@ def assert_complete(folder, config):
     assert not [each for each in folder.rglob("*") if "partial" in each.name]
 
 
+def _to_build():
+    """The first experiment of those whose smoke variants build the same model."""
+    first = {}
+    for name in NAMES:
+        smoke = experiment.to_plain(experiment.smoke_variant(load(name)))
+        parts = {key: smoke[key] for key in smoke.keys() - {"name", "data", "evaluation"}}
+        first.setdefault(json.dumps(parts, sort_keys=True), name)
+    return sorted(first.values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", _to_build())
 def test_smoke_variant_builds(name):
     model = experiment.build_model(experiment.smoke_variant(load(name)), steps_per_epoch=2)
     assert model.built and model.trainable_variables

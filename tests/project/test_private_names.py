@@ -65,6 +65,12 @@ PRIVATE_NAMES = (
         "taken apart from its network.",
     ),
     PrivateName(
+        "__mro__",
+        lambda: keras.layers.RandomFlip,
+        "The class that all of Keras's image layers share has no public name. It is found as the "
+        "first base of one of them, to tell layers that change images.",
+    ),
+    PrivateName(
         "_run_through_graph",
         lambda: keras.Function,
         "Runs a functional model with other operations in place of its layers (he_keras/cpu).",
@@ -155,6 +161,11 @@ def test_the_name_exists_and_is_still_private(entry):
         assert not hasattr(owner, public), f"use {public}, which is public now: {entry.reason}"
 
 
+def test_the_base_of_image_layers_is_the_one_that_is_meant():
+    bases = [each.__mro__[1] for each in (keras.layers.RandomFlip, keras.layers.RandomZoom)]
+    assert [each.__name__ for each in bases] == ["BaseImagePreprocessingLayer"] * 2
+
+
 def is_private(name):
     return name.startswith("_") and not name.startswith("__")
 
@@ -171,6 +182,8 @@ def names_of(tree):
             defined.add(node.attr)
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             used.add(node.attr)
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".__mro__"):
+            used.add("__mro__")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES:
             parts = node.module.split(".")
             if "src" in parts or "python" in parts:
@@ -211,7 +224,8 @@ def test_no_other_private_name_is_overridden():
 
 def test_private_names_are_found_in_every_form():
     source = (
-        "from keras.src.backend import a\nfrom keras import b\nx._c()\nself._d = x._d\ny._e = 1"
+        "from keras.src.backend import a\nfrom keras import b\nx._c()\nself._d = x._d\ny._e = 1\n"
+        "z.__mro__[1]"
     )
     used, defined = names_of(ast.parse(source))
-    assert used - defined == {"a", "_c"}
+    assert used - defined == {"a", "_c", "__mro__"}
