@@ -31,7 +31,7 @@ help:
 	@echo "make test-real   prepares CIFAR-10, MNIST and Fashion-MNIST, and runs the tests on them"
 	@echo "make test-lowest the fast tests with the lowest versions that setup.py allows"
 	@echo "make test-newest the fast tests with the newest versions; TESTS=FILES: some of them"
-	@echo "make benchmark   speeds of training beside the stored ones, as runs/benchmark.json"
+	@echo "make benchmark   speeds of training and the stored ones, as runs/benchmark.json"
 	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
 	@echo "make clean       removes the virtual environment and the caches"
 

@@ -20,6 +20,8 @@ PROGRAMS = {
     "analyze": "measure and draw a property of trained models",
     "search": "search for scale, margin and other numbers of a configuration",
     "export": "write a model for serving",
+    "import": "make a Keras model of a public robust checkpoint",
+    "zoo": "list public robust checkpoints, or download one",
     "serve": "answer requests over HTTP with exported models",
     "quickstart": "train, attack and export two small models on digits",
     "benchmark": "measure the speed of this machine",
@@ -73,7 +75,7 @@ def _error(message: str) -> int:
 
 @contextlib.contextmanager
 def _native_messages_hidden():
-    """Hides what TensorFlow's libraries print while they are loaded, before they heed any level."""
+    """Hides what TensorFlow's libraries print while they are loaded, before they read any level."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""scikit-learn's digits (8x8, embedded): the experiment behind `make quickstart`.
+"""scikit-learn's digits (8x8, embedded): the experiment of `make quickstart`.
 
 Nothing is held out: the last epoch counts.
 

@@ -29,6 +29,7 @@ from he_keras import (
     zoo,
 )
 from he_keras.adversarial_model import HEAdversarialModel, load_model
+from he_keras.classifiers import wrap_classifier
 from he_keras.evaluation import evaluate_robustness
 from he_keras.export import export_saved_model
 from he_keras.layers import CosineHead, FeatureNorm
@@ -65,5 +66,6 @@ __all__ = [
     "schedules",
     "search",
     "serving",
+    "wrap_classifier",
     "zoo",
 ]

@@ -1,9 +1,13 @@
 """`HEAdversarialModel`: a network, a head and a training objective as one Keras model.
 
 The model's output is the head's scaled logits: the same values are trained, attacked, evaluated and
-exported. The objective says what to craft and which loss to minimise; this class does what Keras
-expects of a model around it: gradients, sample weights, mixed precision, replicas, metrics, saving.
+exported. The objective says what to craft and which loss to minimise. This class does what else
+Keras expects of a model: gradients, sample weights, mixed precision, replicas, metrics, saving.
 """
+
+import functools
+import types
+import warnings
 
 import keras
 import tensorflow as tf
@@ -14,13 +18,20 @@ from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.seeds import seeds_from_content
-from he_keras.attacks.framework.victim import Victim
+from he_keras.attacks.framework.settings import configuration
+from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
 from he_keras.cpu.fixed_model import FixedModel
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.model_files import load_keras_file
-from he_keras.networks.checks import check_attackable, check_parts, feature_shape
+from he_keras.networks.checks import (
+    check_attackable,
+    check_parts,
+    feature_shape,
+    number_of_classes,
+)
+from he_keras.networks.own_network import head_for, own_network
 from he_keras.objectives import (
     Objective,
     Standard,
@@ -30,6 +41,7 @@ from he_keras.objectives import (
     training_batch,
 )
 from he_keras.objectives.objective import weighted
+from he_keras.threat import UNIT_BOUNDS
 
 _STATE_PREFIX = "objective_"
 _RANDOM_PREFIX = "random_state_"
@@ -51,7 +63,7 @@ class HEAdversarialModel(keras_repairs.Repaired):
         network: a `keras.Model` (or layer) from images to feature vectors, subclassed ones too.
         head: `CosineHead`, `keras.layers.Dense`, or any layer from features to logits.
         objective: a training objective; default `Standard()`.
-        evaluation_attack: the attack behind `robust_accuracy`: an `Attack`, a name such as
+        evaluation_attack: the attack that measures `robust_accuracy`: an `Attack`, a name such as
             "pgd-20", "default", or None for none. The default is PGD-20 on the margin, which a
             large scale cannot fool, against the objective's threat model.
         seed: seed of the random starts in training and evaluation.
@@ -66,6 +78,9 @@ class HEAdversarialModel(keras_repairs.Repaired):
         >>> sorted(history.history)
         ['accuracy', 'loss']
     """
+
+    #: What `from_classifier` took out of the network: a model to map over the data, or None.
+    augmentation: keras.Sequential | None = None
 
     def __init__(
         self,
@@ -87,7 +102,9 @@ class HEAdversarialModel(keras_repairs.Repaired):
         self.head = head
         #: Why inference takes no short cuts through this network; empty where it may.
         self.short_cut_fault = ""
-        self.objective = Standard() if objective is None else objective
+        self._objective = Standard() if objective is None else objective
+        # In a holder, because Keras would wrap what it finds in an attribute.
+        self._compiled_for = types.SimpleNamespace(train=None, test=None, predict=None, tried=None)
         self.seed = int(seed)
         # Keras warns and leaves XLA off for objectives whose state it cannot compile.
         self.supports_jit = self.objective.supports_jit
@@ -101,8 +118,66 @@ class HEAdversarialModel(keras_repairs.Repaired):
             self.build(input_shape)
 
     @property
+    def objective(self) -> Objective:
+        """The training objective; it stays the one that the model was built with."""
+        return self._objective
+
+    @objective.setter
+    def objective(self, objective) -> None:
+        raise AttributeError(
+            "A model keeps its objective; expected a new one of the same parts, HEAdversarialModel("
+            f"model.network, model.head, objective); received an assignment of {objective!r:.60}"
+        )
+
+    @classmethod
+    def from_classifier(
+        cls,
+        model,
+        objective: Objective | None = None,
+        head: str = "he",
+        scale: float | None = None,
+        margin: float | None = None,
+        pixels: str = "auto",
+        **kwargs,
+    ) -> "HEAdversarialModel":
+        """Returns a model to train robustly, made of the network inside a Keras classifier.
+
+        The network is a copy of the classifier's layers up to the last Dense layer, weights
+        included. It takes images within the bounds of the objective's threat model: rescaling is
+        folded into its first layer. Augmentation is taken out, which a warning says. It is handed
+        back as `augmentation`, a model to map over the data.
+
+        Args:
+            model: a sequential, functional or subclassed classifier; it stays as it is.
+            objective: a training objective; default `Standard()`.
+            head: "he" (cosines) and "m-he" (angles) are new; "linear" keeps the last layer's
+                weights.
+            scale: of the cosine head; default: that of `CosineHead`.
+            margin: of the cosine head; default: that of `CosineHead`.
+            pixels: what the classifier takes, "0..1" or "0..255". "auto": what its first layers
+                show; where they show nothing, pixels within the bounds.
+            **kwargs: further arguments of `HEAdversarialModel`.
+
+        Example:
+            >>> import he_keras as he, keras
+            >>> layers = [keras.Input((64,)), keras.layers.Dense(8, "relu")]
+            >>> mine = keras.Sequential([*layers, keras.layers.Dense(10, "softmax")])
+            >>> model = he.HEAdversarialModel.from_classifier(mine, scale=10.0)
+            >>> model.network.output_shape, model.head.num_classes
+            ((None, 8), 10)
+        """
+        _check_objective(objective)
+        objective = Standard() if objective is None else objective
+        bounds = UNIT_BOUNDS if objective.threat is None else objective.threat.bounds
+        own = own_network(model, bounds, pixels)
+        built = cls(own.network, head_for(own.head, head, scale, margin), objective, **kwargs)
+        # Past Keras's bookkeeping, which would save it with the model.
+        built.__dict__["augmentation"] = own.augmentation
+        return built
+
+    @property
     def evaluation_attack(self) -> Attack | None:
-        """The attack behind `robust_accuracy`, or None; another one may be set at any time."""
+        """The attack that measures `robust_accuracy`, or None. It may be replaced at any time."""
         return self._evaluation_attack
 
     @evaluation_attack.setter
@@ -114,18 +189,25 @@ class HEAdversarialModel(keras_repairs.Repaired):
     def build(self, input_shape) -> None:
         """Creates the weights, and the objective's state, for images of this shape."""
         features = feature_shape(self.network, input_shape)
-        if not self.head.built:
-            self.head.build(features)
+        self.num_classes = number_of_classes(self.head, features)
+        # What the parts answer can be tried where they are not symbols, which is before a step.
+        self._check_values = functools.partial(
+            check_values, self.network, self.head, tuple(input_shape), features[1]
+        )
         self.objective.build(tuple(input_shape[1:]))
         self.built = True
 
     def call(self, inputs, training=None):
         """Returns the head's scaled logits, without margin."""
         training_batch.check_floating(inputs)
-        logits = self._scaled_logits(self.features(inputs, training=bool(training)))
+        return self._scaled_logits(self.features(inputs, training=bool(training)))
+
+    def __call__(self, inputs, training=None, **kwargs):
+        """Runs `call`, a subclass's too, and notes what its layers add to the loss in training."""
+        outputs = super().__call__(inputs, training=training, **kwargs)
         if training:
-            added_losses.note(self.network, self.head)
-        return logits
+            added_losses.note(self)
+        return outputs
 
     def _scaled_logits(self, features):
         return at_least_float32(self.head(features))
@@ -154,12 +236,14 @@ class HEAdversarialModel(keras_repairs.Repaired):
         return self._scaled_logits(self.network(images, training=False))
 
     @property
+    def has_own_call(self) -> bool:
+        """Whether a subclass computes logits in a way of its own."""
+        return type(self).call is not HEAdversarialModel.call
+
+    @property
     def has_own_passes(self) -> bool:
         """Whether a subclass computes features or logits in a way of its own."""
-        return any(
-            getattr(type(self), name) is not getattr(HEAdversarialModel, name)
-            for name in ("call", "features")
-        )
+        return self.has_own_call or type(self).features is not HEAdversarialModel.features
 
     def with_fixed_weights(self) -> FixedModel:
         """Returns the functions from images to features and to scaled logits in inference mode.
@@ -205,14 +289,67 @@ class HEAdversarialModel(keras_repairs.Repaired):
             self.evaluation_attack.check_runs_inside_graphs(xla=self.jit_compile)
 
     def make_train_function(self, force: bool = False):
-        """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does."""
-        if self.train_function is None and not isinstance(self.objective, Standard):
+        """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does.
+
+        It is made anew where a setting of a layer has changed since, such as `trainable` or a
+        scale. The same holds for the functions of `evaluate` and `predict`.
+        """
+        force = self._is_outdated("train") or force
+        if (force or self.train_function is None) and not isinstance(self.objective, Standard):
             check_attackable(self.network)
         if self.built and self.compiled and not self.optimizer.built:
             # If the step itself made these variables, Keras would trace it twice.
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force=force)
+
+    def make_test_function(self, force: bool = False):
+        """Makes the function that `evaluate` and `test_on_batch` call."""
+        return super().make_test_function(force=self._is_outdated("test") or force)
+
+    def make_predict_function(self, force: bool = False):
+        """Makes the function that `predict` and `predict_on_batch` call."""
+        return super().make_predict_function(force=self._is_outdated("predict") or force)
+
+    def _is_outdated(self, name: str) -> bool:
+        """Whether a function was compiled for other settings than those of now."""
+        settings = configuration(self)
+        if self.built and settings != self._compiled_for.tried:
+            self._check_values()
+            self._compiled_for.tried = settings
+        return settings != getattr(self._compiled_for, name)
+
+    def _noted(self, name: str, results):
+        """Returns a step's results; notes the settings that its compilation has met."""
+        if not tf.executing_eagerly():
+            setattr(self._compiled_for, name, configuration(self))
+        return results
+
+    def fit(self, *args, **options):
+        """Trains as `keras.Model.fit` does; warns of settings that were changed on the way."""
+        self._check_arrays(*args[:2], **{key: options[key] for key in options.keys() & {"x", "y"}})
+        held_out = options.get("validation_data")
+        self._check_arrays(*(held_out[:2] if isinstance(held_out, (list, tuple)) else ()))
+        try:
+            history = super().fit(*args, **options)
+        except tf.errors.InvalidArgumentError as error:
+            sentence = training_batch.sentence_of(error)
+            if not sentence:
+                raise
+            raise ValueError(sentence) from None
+        if not self.run_eagerly and self._compiled_for.train != configuration(self):
+            warnings.warn(
+                "A setting of a layer changed while fit() ran; expected the same from the first "
+                "batch to the last: fit() compiles what it finds, so change it between two calls; "
+                "received a model that was trained with the old setting",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return history
+
+    def _check_arrays(self, x=None, y=None) -> None:
+        num_classes = self.num_classes if self.built else None
+        training_batch.check_arrays(x, y, self.objective.threat, num_classes)
 
     def compile_from_config(self, config) -> None:
         """Compiles a loaded model with its saved optimizer and metrics."""
@@ -251,10 +388,14 @@ class HEAdversarialModel(keras_repairs.Repaired):
 
     def train_step(self, data) -> dict:
         """One step of the objective: craft, forward, backward, update."""
-        batch = training_batch.unpack(data, self.objective.threat)
+        return self._noted("train", self.under_xla(self._train_on)(*self._checked(data)))
+
+    def _checked(self, data) -> tuple:
+        """Returns images, class numbers and weights; builds the model for images of that shape."""
+        images, labels, sample_weight = training_batch.unpack(data, self.objective.threat)
         if not self.built:
-            self.build(tuple(batch[0].shape))
-        return self.under_xla(self._train_on)(*batch)
+            self.build(tuple(images.shape))
+        return training_batch.of_classes(images, labels, sample_weight, self.num_classes)
 
     def _train_on(self, images, labels, sample_weight) -> dict:
         images = replicas.require_examples(images, self.network)
@@ -302,7 +443,11 @@ class HEAdversarialModel(keras_repairs.Repaired):
 
     def test_step(self, data) -> dict:
         """Scores clean images and, with an evaluation attack, the worse of clean and attacked."""
-        return self.under_xla(self._test_on)(*training_batch.unpack(data, self.objective.threat))
+        return self._noted("test", self.under_xla(self._test_on)(*self._checked(data)))
+
+    def predict_step(self, data):
+        """Returns the logits, as `keras.Model` does."""
+        return self._noted("predict", super().predict_step(data))
 
     def _test_on(self, images, labels, sample_weight) -> dict:
         logits = self(images, training=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 #: Seeds fit into TensorFlow's 32-bit signed integers.
 _LARGEST_SEED = 2**31 - 1
 _BOLD_TYPE = re.compile("\x1b\\[[0-9]*m")
+#: Characters of another library's message that an error repeats: about three lines.
 _LONGEST_REASON = 300
 
 

@@ -2,9 +2,9 @@
 
 Every function treats each example of a batch by itself. `ThreatModel` adds the pixel bounds.
 
-Paper: "Boosting Adversarial Training with Hypersphere Embedding", Lemma 1 (Eq. 7): the step of
-unit l_p length that increases a linear function most is `U_p(g) = argmax <g, v>` over the unit
-ball; its value is the dual norm of `g`.
+Paper: "Boosting Adversarial Training with Hypersphere Embedding", Lemma 1 (Eq. 7): the step of unit
+l_p length that increases a linear function most is `U_p(g) = argmax <g, v>` over the unit ball. Its
+value is the dual norm of `g`.
 """
 
 import math
@@ -16,9 +16,13 @@ import tensorflow as tf
 NORMS = ("linf", "l2", "l1")
 #: The norm in which a hyperplane's normal is measured, for distances in each norm.
 DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
+#: Keeps a division by the length of a zero vector finite; below every length that float32 resolves
+#: in an image.
 _NORM_FLOOR = 1e-12
 #: Halves an interval to the last bit of float32 and a few more.
 _BISECTION_STEPS = 40
+#: Added to a radius before a division by it: near the smallest normal number of float32, so it
+#: changes no radius but 0.
 _ZERO_RADIUS = 1e-37
 
 
@@ -221,9 +225,9 @@ def _proportional_lengths(component, room, way):
 def _time_until(way, rate, gain, has_arrived):
     """Solves `sum_i min(time * rate_i, gain_i) = way` by Newton's method, from below.
 
-    The sum is concave and piecewise linear in the time, hence a Newton step never goes too far, and
-    the root is exact as soon as the set of coordinates that have arrived stays the same. That takes
-    3 to 10 steps, and no example influences another: a root that is found does not change any more.
+    The sum is concave and piecewise linear in the time, so a Newton step never goes too far. The
+    root is exact as soon as the set of coordinates that have arrived stays the same. That takes 3
+    to 10 steps, and no example influences another: a root that is found does not change any more.
 
     Args:
         way: what the coordinates have to contribute together, `(n, 1)`.

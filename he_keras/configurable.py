@@ -1,4 +1,4 @@
-"""`get_config` and `from_config` from the constructor's signature."""
+"""`get_config` and `from_config` from the constructor's signature; objects that do not change."""
 
 import inspect
 from typing import Any
@@ -46,8 +46,41 @@ class Configurable:
         return cls(**{name: _built(value) for name, value in config.items()})
 
 
+class _Sealing(type):
+    """Seals an object when its `__init__` is done, that of a subclass included."""
+
+    def __call__(cls, *args, **kwargs):
+        built = super().__call__(*args, **kwargs)
+        vars(built)["_is_built"] = True
+        return built
+
+
+class Sealed(metaclass=_Sealing):
+    """Attributes are set in `__init__`; later only those whose name begins with an underscore.
+
+    Example:
+        >>> from he_keras.configurable import Sealed
+        >>> class Steps(Sealed):
+        ...     def __init__(self, number):
+        ...         self.number = number
+        >>> Steps(7).number = 20
+        Traceback (most recent call last):
+        AttributeError: Steps does not change after it is built; expected a new one, built with \
+number=20; received an assignment to number
+    """
+
+    def __setattr__(self, name: str, value) -> None:
+        """Refuses to change a setting: compiled code and stored results belong to the old one."""
+        if "_is_built" in vars(self) and not name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__} does not change after it is built; expected a new one, "
+                f"built with {name}={value!r:.60}; received an assignment to {name}"
+            )
+        super().__setattr__(name, value)
+
+
 def constructor_arguments(kind: type) -> list[str]:
-    """Returns the names of the constructor's arguments, those behind `**options` included."""
+    """Returns the names of the constructor's arguments, also those passed on by `**options`."""
     found: dict[str, None] = {}
     for each in kind.__mro__:
         if each is Configurable:

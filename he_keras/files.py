@@ -80,7 +80,7 @@ def lock_open_file(descriptor: int, shared: bool = False, wait: bool = False) ->
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path beside `path`, with its suffix; renames it if nothing was raised.
+    """Yields a temporary path next to `path`, with its suffix; renames it if nothing was raised.
 
     It also removes what killed writers of the same file have left.
     """

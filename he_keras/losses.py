@@ -7,6 +7,7 @@ overflows. Papers: C&W margin (Carlini & Wagner 2017), DLR and targeted DLR (Cro
 
 import tensorflow as tf
 
+#: AutoAttack's: keeps the ratio finite where the logits are equal.
 _DLR_FLOOR = 1e-12
 
 #: Fewest classes each attack loss is defined for.

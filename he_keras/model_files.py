@@ -172,7 +172,7 @@ def _choose_endpoint(loaded, folder: pathlib.Path, signature: str | None) -> _En
     call = _call_endpoint(loaded)
     names = [*sorted(signatures), *([_CALL] if call else [])]
     if signature is None:
-        # Beside a single signature there may be the `__call__` that it was made of.
+        # In addition to a single signature there may be the `__call__` that it was made of.
         likely = [_DEFAULT_SIGNATURE, *(signatures if len(signatures) == 1 else []), _CALL]
         signature = next((name for name in likely if name in names), None)
     if signature is None or signature not in names:

@@ -91,13 +91,14 @@ class ThreatModel:
     def random_start(self, images, seed, radius: float | None = None):
         """Draws uniformly from the ball of `radius` (default epsilon), then clips to the box.
 
-        The l2 draw is uniform in volume (direction of a Gaussian, length `radius * u**(1/D)`), the
-        l1 draw too (signed exponentials divided by their sum plus one more exponential).
+        The l2 and l1 draws are uniform in volume. The l2 draw has the direction of a Gaussian and
+        the length `radius * u**(1/D)`. The l1 draw is signed exponentials, divided by their sum
+        plus one more exponential.
 
         Args:
             images: clean images, `(n, ...)`.
-            seed: int tensor of shape `(2,)` for one draw over the whole batch, or `(n, 2)` to draw
-                each example from its own seed, which makes the result independent of batching.
+            seed: int tensor of shape `(2,)` for one draw over the whole batch. With `(n, 2)`, each
+                example is drawn from its own seed, so that batching does not change the result.
             radius: radius of the ball to draw from.
         """
         images = tf.convert_to_tensor(images)
@@ -109,8 +110,8 @@ class ThreatModel:
         """Returns the first iterate of an attack.
 
         Args:
-            random_start: True draws uniformly from the ball; a number, or a scalar tensor, is the
-                radius of a uniform draw; False returns the images; "gaussian" adds 0.001 * N(0, I)
+            random_start: True draws uniformly from the ball. A number, or a scalar tensor, is the
+                radius of a uniform draw. False returns the images. "gaussian" adds 0.001 * N(0, I)
                 without clipping.
             images: clean images, `(n, ...)`.
             seeds: as for `random_start`.

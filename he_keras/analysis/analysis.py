@@ -5,8 +5,8 @@ if a few lines of text help. The base class owns the checks, and the two files: 
 holds the numbers and everything they depend on, and `<name>.png`.
 
 The constructor's arguments are the analysis's options: keyword arguments with defaults. The
-constructor checks each and keeps it as an attribute of the same name, where the .json file finds
-it. A dataclass does the latter by itself.
+constructor checks each and keeps it as an attribute of the same name, from which the .json file
+takes it. A dataclass keeps them by itself.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from he_keras.evaluation.run.examples import Scored, Scorer
 from he_keras.files import make_writable, write_json
 from he_keras.threat import ThreatModel, check_threat
 
+#: Bounds the memory; no result depends on it.
 _BATCH_SIZE = 250
 _DOTS_PER_INCH = 110
 _WIDTH, _HEIGHT = 7.0, 4.4

@@ -1,7 +1,7 @@
 """Robust accuracy over the number of attack steps in training, with and without HE.
 
 Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 2 (left): PGD-AT with 1 to 7
-steps, evaluated by PGD-20; with HE fewer steps should do.
+steps, evaluated by PGD-20; with HE fewer steps should be enough.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """What the analyses share that compare ways of training: settings, accuracies, and their averages.
 
-Three attacks stand beside each other. The HE paper's protocol (raw cosines, last iterate)
-overstates cosine heads. The second is the same attack on the logits as trained. No scale can fool
-the third, which attacks the margin. Cost: 3 * num_steps forward and backward passes per example.
+Three attacks stand side by side. The HE paper's protocol (raw cosines, last iterate) overstates
+cosine heads. The second is the same attack on the logits as trained. No scale can fool the third,
+which attacks the margin. Cost: 3 * num_steps forward and backward passes per example.
 """
 
 import dataclasses

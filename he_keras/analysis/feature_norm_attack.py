@@ -5,8 +5,9 @@ WRN-34-10 under PGD-1 keeps 67.09 % without FN in the adversarial objective and 
 PGD-2 50.37 and 33.75. Step, start and epsilon are not given, so a grid of both is measured.
 
 Normalised features make small logits, and the softmax of small logits is flat: its gradient mixes
-all wrong classes. The paper's argument is not about that change. So a third objective stands beside
-the two: the logits stay as they are, and only the gradient along the feature's length is removed.
+all wrong classes. The paper's argument is not about that change. So a third objective is compared
+with the two: the logits stay as they are, and only the gradient along the feature's length is
+removed.
 """
 
 import dataclasses

@@ -76,8 +76,8 @@ class GradientNorms(Analysis):
     """Weight-gradient norms on adversarial over clean examples, layer by layer (HE paper, Fig. 3).
 
     Adversarial examples are the last iterates of PGD from a uniform start, also of images that the
-    model misclassifies without any attack. The median of the ratios and the ratio of the means
-    stand beside the paper's mean of ratios. One clean example with nearly no gradient can make that
+    model misclassifies without any attack. The median of the ratios and the ratio of the means are
+    given with the paper's mean of ratios. One clean example with nearly no gradient can make that
     mean arbitrarily large.
     Cost for each example: num_steps + 2 forward passes and as many backward passes.
 

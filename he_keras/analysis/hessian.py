@@ -280,12 +280,12 @@ def top_eigenpairs(
 
     Power iteration from a standard normal vector. It ends when the Rayleigh quotient changes by
     less than `tolerance` of itself. Each later pair is looked for among the vectors that are
-    orthogonal to the earlier ones (deflation); for exact earlier pairs that is the same as taking
-    `value * v v'` off the matrix, and for inexact ones it cannot find them again.
+    orthogonal to the earlier ones (deflation). If the earlier pairs are exact, that is the same as
+    taking `value * v v'` off the matrix. If they are inexact, it still cannot find them again.
 
     Two eigenvalues of nearly the same size separate slowly. If their signs differ, the quotient
-    settles at a mixture of both, and `residual` is large. So only a small residual vouches for a
-    value; `converged` does not.
+    settles at a mixture of both, and `residual` is large. So only a small residual shows that a
+    value is right. `converged` does not.
 
     Args:
         product: function from v to H v, both of shape `(dimension,)` and float64.

@@ -1,17 +1,17 @@
 """How linear the loss is around the images: gamma(epsilon, x), and how it grows with epsilon.
 
-Paper: Qin et al. 2019, "Adversarial robustness through local linearization": with the loss `l` and
-its gradient G at the image, `gamma(epsilon, x) = max |l(x + d) - l(x) - <d, G>|` over the threat
-model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. If gamma is large, the
-gradient at the image says little about the ball, and weak attacks overestimate robustness.
+Paper: Qin et al. 2019, "Adversarial robustness through local linearization". Let `l` be the loss,
+and G its gradient at the image. Then `gamma(epsilon, x) = max |l(x + d) - l(x) - <d, G>|` over the
+threat model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. If gamma is large,
+the gradient at the image says little about the ball, and weak attacks overestimate robustness.
 
 The search is that of the LLR objective, with other settings: it follows the whole gradient of the
 deviation, keeps the best iterate, and may start several times. What it finds is a lower bound.
 
 In linf the search is Adam at three times the radius, which jumps between corners of the ball. On
-100 images and one small CIFAR-10 network, Adam found a mean of 0.244 in 20 steps, sign steps 0.230
-in 50, and sign steps along the loss alone, the direction of LLR's released search, 0.162. The other
-norms have no corners like these, and take steepest steps.
+100 images and one small CIFAR-10 network, Adam found a mean of 0.244 in 20 steps. Sign steps found
+0.230 in 50. Sign steps along the loss alone, the direction of LLR's released search, found 0.162.
+The other norms have no corners like these, and take steepest steps.
 """
 
 import dataclasses
@@ -182,7 +182,7 @@ class Linearity(Analysis):
         multiples: radii in units of each model's own epsilon.
         num_steps: steps of the search.
         num_restarts: searches from different starts, an even number of them in opposite pairs.
-        loss: "ce", "cw" or "dlr"; only the last does not depend on the scale of the logits, which
+        loss: "ce", "cw" or "dlr". Only the last does not depend on the scale of the logits, which
             an HE head chooses.
         batch_size: examples in a batch.
         seed: seed of the starts.

@@ -5,8 +5,9 @@ as first drawn by Tramer et al. 2018, "Ensemble adversarial training". If gradie
 the loss rises evenly along the first axis and hardly changes along the second. Ridges and hollows
 mean that gradients mislead.
 
-Deviations: pixels are clipped to their bounds, so that every point is a legal image; for l2 and l1
-both directions are scaled to length 1 in the threat model's norm, which for linf they are anyway.
+Deviations: pixels are clipped to their bounds, so that every point is a legal image. For l2 and l1
+both directions are scaled to length 1 in the threat model's norm. For linf they have that length
+anyway.
 """
 
 import dataclasses
@@ -67,8 +68,8 @@ def loss_surface(
 ) -> LossSurface:
     """Returns the cross-entropy and the margin loss over a plane around each image.
 
-    The plane is `x + a * sign(gradient) + b * r` with r of random signs, drawn from (seed, position
-    of the image), and pixels clipped to their bounds. The margin loss is the largest other logit
+    The plane is `x + a * sign(gradient) + b * r`, with pixels clipped to their bounds. The random
+    signs r are drawn from (seed, position of the image). The margin loss is the largest other logit
     minus the true one: it is positive if the prediction is wrong.
 
     Cost per image: one forward and backward pass, and `num_points ** 2` forward passes.
@@ -163,14 +164,14 @@ def _random_signs(shape, seed, dtype):
 class LossSurfaces(Analysis):
     """Loss over the plane of the gradient's sign and random signs, RAT supplement, Fig. 3.
 
-    The loss after one step of length epsilon along the gradient and the loss after PGD stand beside
-    the planes. A plane holds only a small part of the ball, so its maximum is no worst case.
+    The loss after one step of length epsilon along the gradient and the loss after PGD stand next
+    to the planes. A plane holds only a small part of the ball, so its maximum is no worst case.
 
     Args:
         loss: "ce" or "cw": the loss that gives the first direction and that the attacks climb.
         num_points: points along each axis: an odd number, so that the image is among them.
         extent: the farthest multiple of each direction, in epsilons.
-        num_pictured: how many single images are drawn beside the mean: the first ones.
+        num_pictured: how many single images are drawn in addition to the mean: the first ones.
         num_steps: steps of PGD.
         batch_size: images in a pass.
         seed: seed of the random directions and of PGD's starts.

@@ -1,9 +1,9 @@
 """Has single-step training collapsed? Catastrophic overfitting, from the history and the model.
 
 Papers: Wong et al. 2020, "Fast is better than free": within some hundred steps a model learns to
-mislead the single step it is trained on, and any attack of several steps breaks it;
-Andriushchenko and Flammarion 2020, "Understanding and improving fast adversarial training": then
-the gradient at an image and the gradient beside it are nearly orthogonal.
+mislead the single step it is trained on. Then any attack of several steps breaks it. Andriushchenko
+and Flammarion 2020, "Understanding and improving fast adversarial training": then the gradient at
+an image and the gradient near it are nearly orthogonal.
 
 The evidence, and the thresholds that `overfitting_verdict` holds it against:
 

@@ -1,10 +1,10 @@
 """Pictures of adversarial perturbations, magnified, and numbers on how they look.
 
 Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 2 (right): perturbations of
-a standardly trained network look like noise, those of adversarially trained ones, and more so with
-HE, follow the object in the image.
+a standardly trained network look like noise. Those of adversarially trained ones follow the object
+in the image, and more so with HE.
 
-That is a statement about a few pictures, so two numbers over all images stand beside them: how
+That is a statement about a few pictures, so two numbers over all images are given with them: how
 much a pixel's change resembles its neighbours' (0 for noise), and how much the change is found at
 the image's edges.
 """
@@ -29,9 +29,9 @@ _FEWEST_PIXELS = 2
 def perturbation_statistics(images: np.ndarray, x_adv: np.ndarray) -> dict[str, float]:
     """Returns how perturbations look, averaged over the images.
 
-    "neighbour_correlation" is the correlation of a pixel's change with the change of the pixel
-    to the right of it and below it; "edge_correlation" that of the size of the change with the size
-    of the image's own differences at that place, both summed over the channels.
+    "neighbour_correlation" is the correlation of a pixel's change with the change of the pixel to
+    the right of it and below it. "edge_correlation" compares the size of the change with the size
+    of the image's own differences at that place. Both are summed over the channels.
 
     Args:
         images: clean images, `(n, height, width, channels)`.

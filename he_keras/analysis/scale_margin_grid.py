@@ -3,8 +3,8 @@
 Paper: "Boosting Adversarial Training with Hypersphere Embedding", Table 9: TRADES+HE with s in 1,
 5, 10, 15, 20 at m = 0.2, and with m from 0 to 0.5 at s = 15, clean and under PGD-20.
 
-The paper attacks raw cosines. That attack is weak where the scale is large, so that a part of what
-a larger scale seems to gain is the attack's failure: the attack on the margin stands beside it.
+The paper attacks raw cosines. That attack is weak where the scale is large. So a part of what a
+larger scale seems to gain is only the attack's failure. The attack on the margin shows how much.
 """
 
 import collections
@@ -33,9 +33,9 @@ _SYMBOLS = {"scale": "s", "margin": "m"}
 class ScaleMarginGrid(ComparedRuns):
     """Clean and robust accuracy over the head's scale s and margin m (HE paper, Table 9).
 
-    Takes run folders of HE heads. The picture has a curve over the scale at the margin that most
-    runs share, and one over the margin at the scale that most runs share. Runs that differ in the
-    seed only are averaged. See `compared_runs` for the three attacks.
+    Takes run folders of HE heads. The picture has two curves. One is over the scale, at the margin
+    that most runs share. The other is over the margin, at the scale that most runs share. Runs that
+    differ in the seed only are averaged. See `compared_runs` for the three attacks.
 
     Args:
         num_steps: steps of the evaluating attacks, each of 0.003 / 0.031 of epsilon.

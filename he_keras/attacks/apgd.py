@@ -18,6 +18,7 @@ from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, example_axes, length, standard_normal, uniform_linf
+from he_keras.configurable import Sealed
 from he_keras.threat import ThreatModel
 
 # Radii of the l1 schedule in epsilons, and the share of the steps that the first two each take.
@@ -30,24 +31,23 @@ _START_NOISE = {"linf": uniform_linf, "l2": standard_normal, "l1": standard_norm
 class APGD(Attack):
     """Untargeted APGD: returns a misclassified point, else the point of the largest loss.
 
-    Each example starts with steps of 2 * epsilon (l1: epsilon). At fixed checks the step is halved,
-    and the example taken up at its best point again, where the loss rose too rarely or did not
-    improve. In l1 a step changes only the pixels of the largest gradient, and a check sets their
-    number.
+    Each example starts with steps of 2 * epsilon (l1: epsilon). At fixed checks, an example whose
+    loss rose too rarely or did not improve goes back to its best point, and its step is halved. In
+    l1 a step changes only the pixels of the largest gradient, and a check sets their number.
 
     Paper: Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of
-        diverse parameter-free attacks" (linf, l2); Croce & Hein 2021, "Mind the box: l1-APGD for
+        diverse parameter-free attacks" (linf, l2). Croce & Hein 2021, "Mind the box: l1-APGD for
         sparse adversarial attacks on image classifiers" (l1).
     Assumes: a loss with a useful gradient in the images. The cross-entropy of a model with large
-        logits underflows to a zero gradient; "dlr" and "cw" do not depend on the scale.
+        logits underflows to a zero gradient. "dlr" and "cw" do not depend on the scale.
     Cost: `num_steps + 1` forward and backward passes (times `eot_samples`), 2 more with
         `larger_epsilons`.
-    Deviations: from AutoAttack's code: with `stop_when_broken` (the default) the first
-        misclassified point is returned, not the last one; where none is found, the point of the
-        largest loss, not the image; the step of an l2 attack keeps its length for a gradient below
-        1e-12; in l1, numbers of pixels are exact, where rounding decides about single ones there.
-        As in that code, the first loss after the start is compared with zero, not with the start's
-        loss.
+    Deviations: from AutoAttack's code. With `stop_when_broken` (the default) the first
+        misclassified point is returned, not the last one. Where none is found, it is the point of
+        the largest loss, not the image. The step of an l2 attack keeps its length for a gradient
+        below 1e-12. In l1, numbers of pixels are exact; in AutoAttack, rounding decides about
+        single ones. As in that code, the first loss after the start is compared with zero, not with
+        the start's loss.
 
     Args:
         threat: the threat model.
@@ -55,8 +55,8 @@ class APGD(Attack):
         num_steps: number of steps, over all radii.
         rho: share of steps that must raise the loss for the step size to stay (linf, l2).
         eot_samples: passes over which the gradient of a randomised model is averaged.
-        random_start: True draws from the sphere (linf: noise divided by its largest entry; l2: a
-            Gaussian direction; l1: Gaussian noise, projected); False starts at the image.
+        random_start: False starts at the image. True draws from the sphere: in linf noise divided
+            by its largest entry, in l2 a Gaussian direction, in l1 projected Gaussian noise.
         larger_epsilons: l1 only: ascends in balls of 3, 2 and 1 epsilon, each from the best point
             of the one before, as AutoAttack does.
         **kwargs: see `Attack`. The best point is part of the algorithm: `keep` must be "best".
@@ -266,11 +266,11 @@ class AscentState(NamedTuple):
     passes: Any
 
 
-class Ascent:
+class Ascent(Sealed):
     """Ascends a loss inside one ball.
 
-    Every iteration evaluates the point that the one before has moved to, so that `num_steps` steps
-    are `num_steps + 1` passes through one and the same traced body.
+    Every iteration evaluates the point that the one before has moved to. So `num_steps` steps are
+    `num_steps + 1` passes through one and the same traced body.
 
     Args:
         threat: the threat model.
@@ -376,6 +376,7 @@ _NEW_SHARE = 0.75
 _SPARSE_PERIOD = 0.04
 _FIRST_SHARE, _SHARE_OF_CHANGED, _SPARSER = (1, 5), (2, 3), (19, 20)
 _STEP_DIVISOR, _LARGEST_DIVISOR = 1.5, 10.0
+#: AutoAttack's: keeps the step of a gradient of zeros finite.
 _COUNT_FLOOR = 1e-10
 # Changes below this share of epsilon are what rounding leaves of entries that the projection
 # returned to the image. It returns many: after equal steps its threshold is often one of them.
@@ -385,7 +386,7 @@ _UNCHANGED = 1e-6
 class MomentumMemory(NamedTuple):
     """What a momentum rule remembers of each example.
 
-    `rises` counts the increases of the loss since the last check; `reduced` and `checked_loss` are
+    `rises` counts the increases of the loss since the last check. `reduced` and `checked_loss` are
     that check's verdict and the best loss that it saw.
     """
 

@@ -29,7 +29,7 @@ class APGDTargeted(APGD):
 
     Any misclassification ends the work on an example, whatever the target. Returns a misclassified
     point, else the point of the largest loss over all targets. Examples that are misclassified from
-    the start are left alone, also with `stop_when_broken=False`, which as in AutoAttack only
+    the start are left alone, also with `stop_when_broken=False`. As in AutoAttack, that only
     finishes the run towards the target that succeeded.
 
     Paper: Croce & Hein 2020 and, for l1, 2021: see `APGD`.

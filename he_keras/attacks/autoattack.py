@@ -12,6 +12,7 @@ from he_keras.attacks.square import Square
 from he_keras.threat import ThreatModel
 
 VERSIONS = ("standard", "plus", "rand")
+#: AutoAttack's own numbers: steps and queries, target classes, and passes for each gradient.
 _BUDGET = (100, 5000)
 _TARGETS = 9
 _EOT_SAMPLES = 20
@@ -28,15 +29,15 @@ class AutoAttack(Ensemble):
     models that draw random numbers. With fewer than 10 classes, all wrong ones are targets.
 
     Paper: Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of
-        diverse parameter-free attacks"; l1: Croce & Hein 2021, "Mind the box".
-    Assumes: logits that depend differentiably on the image; Square, the last of the standard one,
-        is there for when they do not. Needs 4 classes (DLR); with fewer use `screen`.
+        diverse parameter-free attacks". For l1: Croce & Hein 2021, "Mind the box".
+    Assumes: logits that depend differentiably on the image. Square, the last attack of the standard
+        ensemble, is there for when they do not. Needs 4 classes (DLR); with fewer use `screen`.
     Cost: of the standard one for an example that it does not break, 10 classes: about 7,850 forward
         and 1,910 backward passes.
-    Deviations: from the authors' code, none of which changes what an attack does to one example:
-        random numbers belong to the example and not to the batch; an example leaves an attack at
-        the iterate that breaks it; running an ensemble twice gives the same result (theirs changes
-        the restarts of FAB in "plus" after the first time).
+    Deviations: from the authors' code. None changes what an attack does to one example. Random
+        numbers belong to the example and not to the batch. An example leaves an attack at the
+        iterate that breaks it. Running an ensemble twice gives the same result. Theirs changes the
+        restarts of FAB in "plus" after the first time.
 
     Args:
         threat: the threat model.

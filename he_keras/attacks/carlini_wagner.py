@@ -19,6 +19,7 @@ from he_keras.attacks.framework.victim import Victim, loss_and_gradient
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel
 
+#: As in the authors' code: a round ends early if a tenth of it has not gained 0.01 %.
 _CHECKS_PER_ROUND = 10
 _PROGRESS = 0.9999
 
@@ -39,22 +40,22 @@ class _State(NamedTuple):
 class CarliniWagnerL2(Attack):
     """Minimum-norm attack in l2, by a penalty and Adam.
 
-    For each example it minimises `|x' - x|^2 + const * max(margin + confidence, 0)` over
-    `x' = centre + half_width * tanh(variable)` with Adam, in `binary_search_steps` rounds, each
-    from the image itself with a fresh Adam and another constant: ten times the last one until a
-    round finds an adversarial image, then by bisection. The nearest adversarial image of all rounds
-    is returned.
+    For each example, Adam minimises `|x' - x|^2 + const * max(margin + confidence, 0)` over
+    `x' = centre + half_width * tanh(variable)`. There are `binary_search_steps` rounds. Each begins
+    at the image itself, with a fresh Adam and another constant. The constant is ten times the last
+    one until a round finds an adversarial image. After that it is found by bisection. The nearest
+    adversarial image of all rounds is returned.
 
     Paper: Carlini & Wagner 2017, "Towards evaluating the robustness of neural networks".
     Assumes: logits with a useful gradient in the images.
     Cost: `num_steps * binary_search_steps` forward and backward passes, 2,700 by default; a round's
-        last step is not evaluated. On the two small networks of the tests the mean distance is 2 to
-        3 % larger with 100 steps and half a percent smaller with 1,000; `abort_early` saves two
-        thirds of the passes for 0.3 % of the mean distance, but single examples lose much more.
-    Deviations: from the authors' code: 300 steps a round by default, where theirs allows 10,000 and
-        aborts early; with `abort_early` an example gives up a round, and begins its next one, when
-        its own objective stalls, where theirs looks at the sum over the batch, so that examples
-        influence each other; without it, the default, all steps are run.
+        last step is not evaluated. On the two small networks of the tests, the mean distance is 2
+        to 3 % larger with 100 steps. With 1,000 it is half a percent smaller. `abort_early` saves
+        two thirds of the passes for 0.3 % of the mean distance, but single examples lose much more.
+    Deviations: from the authors' code. A round has 300 steps by default, and all of them are run.
+        Theirs allows 10,000 and aborts early. With `abort_early`, an example begins its next round
+        when its own objective stalls. Theirs looks at the sum over the batch, so that examples
+        influence each other.
 
     Args:
         threat: the threat model, of norm l2; epsilon only decides what counts as a success.
@@ -200,7 +201,9 @@ class CarliniWagnerL2(Attack):
 
 #: Rounds from which the last one repeats the best constant instead of trying a new one.
 ROUNDS_WITH_REPEAT = 10
+#: As in the authors' code: keeps the variable of a pixel at the bounds finite.
 _SHRINK = 0.999999
+#: As in the authors' code: no larger constant is tried.
 _LARGEST_CONST = 1e10
 
 

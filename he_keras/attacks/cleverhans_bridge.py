@@ -23,6 +23,7 @@ _ITERATED = {
     "mim": "momentum_iterative_method",
 }
 _ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+#: Stands for "more than 0" where a lower limit is asked for.
 _SMALLEST = 1e-30
 
 

@@ -19,6 +19,7 @@ from he_keras.attacks.registry import register
 from he_keras.balls import DUAL, length
 from he_keras.threat import ThreatModel
 
+#: As in foolbox: added to each step, in widths of the bounds, so that a flat boundary is crossed.
 _EXTRA_LENGTH = 1e-4
 
 
@@ -37,20 +38,20 @@ class _State(NamedTuple):
 class DeepFool(Attack):
     """Steps onto the nearest linearised boundary until the class changes.
 
-    Each iteration adds the step onto the nearest of the linearised boundaries to the perturbation
-    `r`, and goes to `x + (1 + overshoot) * r`, clipped to the bounds. It finds a close adversarial
-    image quickly, not the closest: use FAB for that.
+    Each iteration adds a step to the perturbation `r`: the step onto the nearest of the linearised
+    boundaries. It then goes to `x + (1 + overshoot) * r`, clipped to the bounds. It finds a close
+    adversarial image quickly, not the closest: use FAB for that.
 
     Paper: Moosavi-Dezfooli et al. 2016, "DeepFool: a simple and accurate method to fool deep neural
         networks".
     Assumes: logits that are differentiable in the image; their scale does not matter.
-    Cost: one forward pass, then 2 forward and `num_candidates - 1` backward passes per iteration;
-        an example ends as soon as it is misclassified, after about 3 iterations.
-    Deviations: from the published loop: candidate classes are those of largest clean logit, a step
-        is longer by 1e-4 of the width of the bounds (so that a flat boundary is crossed), and the
-        image is clipped, all as in foolbox. An image is checked right after each step, which saves
-        the backward passes of an iteration. Released variants that apply the overshoot to every
-        single step, or divide the linf step by the l2 norm, are other attacks.
+    Cost: one forward pass, then 2 forward and `num_candidates - 1` backward passes per iteration.
+        An example ends as soon as it is misclassified, after about 3 iterations.
+    Deviations: from the published loop, all as in foolbox. Candidate classes are those of largest
+        clean logit. A step is longer by 1e-4 of the width of the bounds, so that a flat boundary is
+        crossed. The image is clipped. An image is checked right after each step, which saves the
+        backward passes of an iteration. Released variants that apply the overshoot to every single
+        step, or divide the linf step by the l2 norm, are other attacks.
 
     Args:
         threat: the threat model; epsilon only decides what counts as success.
@@ -142,6 +143,7 @@ class DeepFool(Attack):
         )
 
 
+#: Keeps the distance to a boundary without a gradient finite. It is then far away.
 _NORM_FLOOR = 1e-12
 
 

@@ -17,6 +17,7 @@ from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, standard_normal, step_to_hyperplane, uniform_linf
 from he_keras.threat import ThreatModel
 
+#: Shortest way that counts: it keeps the share of two ways of length zero finite.
 _LENGTH_FLOOR = 1e-8
 #: Length of a random start, relative to epsilon.
 _START_LENGTH = 0.5
@@ -37,23 +38,23 @@ class _State(NamedTuple):
 class FAB(Attack):
     """Fast adaptive boundary attack: looks for the nearest adversarial image, whatever epsilon.
 
-    Each iteration linearises the decision boundary at the current point, projects both the current
-    point and the clean image onto it within the pixel bounds, goes a little beyond a mixture of the
-    two projections, and, where that is misclassified, back towards the clean image. FAB takes the
-    nearest boundary of all classes; with `num_targets` (FAB-T) that of one target class after
-    another. One run gives robust accuracy at every radius.
+    Each iteration linearises the decision boundary at the current point. It projects that point and
+    the clean image onto it, within the pixel bounds. It then goes a little beyond a mixture of the
+    two projections. Where that is misclassified, it steps back towards the clean image. FAB takes
+    the nearest boundary of all classes. With `num_targets` (FAB-T) it takes that of one target
+    class after another. One run gives robust accuracy at every radius.
 
     Paper: Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive
         boundary attack".
     Assumes: logits that are differentiable in the image; their scale does not matter. Strong where
-        cross-entropy attacks meet vanishing gradients; useless against gradients that are masked.
+        cross-entropy attacks meet vanishing gradients. Useless against gradients that are masked.
     Cost: 2 forward and C - 1 backward passes per iteration for C classes. With `num_targets`: 2
         forward passes and 1 backward pass per iteration and target, plus one forward pass that
         ranks the targets.
-    Deviations: from the authors' code: `balls.step_to_hyperplane` computes the
-        projections otherwise, so rounding differs; FAB compares C - 1 boundaries one after the
-        other instead of storing the gradients of all classes; restarts repeat all targets in turn,
-        not each target; the scale of tiny gradients is kept.
+    Deviations: from the authors' code. `balls.step_to_hyperplane` computes the projections
+        differently, so rounding differs. FAB compares C - 1 boundaries one after the other instead
+        of storing the gradients of all classes. Restarts repeat all targets in turn, not each
+        target. The scale of tiny gradients is kept.
 
     Args:
         threat: the threat model; epsilon decides what counts as success, and the length of random
@@ -63,9 +64,9 @@ class FAB(Attack):
         alpha_max: largest weight of the clean image's projection in the mixture.
         eta: how far to go, relative to the way onto the boundary.
         beta: what is kept of the perturbation of a misclassified point.
-        num_targets: attack so many classes of largest clean logit one after the other; None goes to
+        num_targets: attack so many classes of largest clean logit one after the other. None goes to
             the nearest boundary of all classes.
-        stop_when_broken: end an example at the first adversarial image within epsilon; False
+        stop_when_broken: True ends an example at the first adversarial image within epsilon. False
             searches on for the nearest one.
         **kwargs: see `Attack`.
 

@@ -18,6 +18,7 @@ from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, uniform
 from he_keras.threat import ThreatModel, check_examples, checked_start
 
+#: Smallest product of two lengths in a cosine: the value of the released code.
 _LENGTHS_FLOOR = 1e-6
 
 
@@ -34,9 +35,9 @@ class FeatureAttack(Attack):
     """Descends the cosine distance to the features of images with other labels.
 
     For each target image t a copy of the attacked image descends
-    `max(1 - cos(phi(x'), phi(t)), 0)`, phi the input of the classifier's head; the attack succeeds
-    if any copy is misclassified on its way. The loss depends neither on the length of the features
-    nor on the head.
+    `max(1 - cos(phi(x'), phi(t)), 0)`. Here phi is the input of the classifier's head. The attack
+    succeeds if any copy is misclassified on its way. The loss depends neither on the length of the
+    features nor on the head.
 
     The targets of an example are drawn with replacement from the images with another label among
     the target images: those given here or to `use_targets`, else the examples of the call. Draws
@@ -48,11 +49,11 @@ class FeatureAttack(Attack):
     Assumes: a model with features before its head, and useful gradients of these.
     Cost: `num_targets * (num_steps + 2)` forward and `num_targets * num_steps` backward passes: one
         forward pass for each target image, one that scores each last iterate.
-    Deviations: from the released code: the last iterate is scored too (the released loop ends with
-        a step that it never checks); targets are tried `targets_at_once` at a time, 1 by default,
-        so that memory stays that of one batch (released: 100 at once, which changes only when a
-        search ends); by default the iterate with the smallest margin is returned where none is
-        misclassified.
+    Deviations: from the released code. The last iterate is scored too: the released loop ends with
+        a step that it never checks. Targets are tried `targets_at_once` at a time, 1 by default, so
+        that memory stays that of one batch. The released code tries 100 at once, which changes only
+        when a search ends. By default the iterate with the smallest margin is returned where none
+        is misclassified.
 
     Args:
         threat: the threat model.

@@ -46,7 +46,7 @@ class FeatureNormPGD(ProjectedGradient):
         and a useful gradient of the features.
     Cost: as PGD, `num_steps` forward and backward passes and one forward pass to score the last
         iterate.
-    Deviations: the paper states neither step size nor start, so they are PGD's; by default the
+    Deviations: the paper states neither step size nor start, so they are PGD's. By default the
         iterate with the highest loss is returned and broken examples are dropped, as
         `ProjectedGradient` explains.
 

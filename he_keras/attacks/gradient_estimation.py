@@ -39,23 +39,24 @@ class _State(NamedTuple):
 class GradientEstimation(Attack):
     """Iterated ascent along an estimated gradient, with projection.
 
-    Each step estimates the gradient of the loss at the current image `x` as the mean over
-    `num_samples` random directions `u` of
-    `(loss(x + sigma u) - loss(x - sigma u)) / (2 sigma) * u`, with `u` of random signs (SPSA) or
-    standard normal (NES), then ascends: one step of Adam (SPSA), or of length `step_size` along the
-    steepest direction of the norm, in linf the sign (NES). The result is projected and checked.
+    Each step estimates the gradient of the loss at the current image `x`. The estimate is the mean
+    of `(loss(x + sigma u) - loss(x - sigma u)) / (2 sigma) * u` over `num_samples` random
+    directions `u`. These are random signs (SPSA) or standard normal (NES). Then it ascends. SPSA
+    takes one step of Adam. NES takes a step of length `step_size` along the steepest direction of
+    the norm, in linf the sign. The result is projected and checked.
 
     Paper: Uesato et al. 2018 (`SPSA`), Ilyas et al. 2018 (`NES`); both as in the HE paper (Pang et
         al. 2020), Eq. 23.
-    Assumes: logits only, precise enough for their differences: those of a model that computes in 16
-        bits are mostly rounding at the default sigma; take a larger one there.
-    Cost: `2 * num_samples + 1` forward passes per step, 257 by default; without the check one fewer
-        (`keep="last"` and `stop_when_broken=False`). About 256 images exist at a time.
-    Deviations: the HE paper prints an ascent on the margin, where its loss falls towards success;
-        here the default loss is the negative margin, which rises. Every example has its own
-        directions, where advertorch and torchattacks share them within a batch. The HE paper's 20,
-        50 and 80 steps, 128 directions and sigma of 0.001 are kept; its step size is not stated. As
-        in all of these tools, the images asked for may leave the pixel bounds by sigma.
+    Assumes: logits only, precise enough for their differences. If a model computes in 16 bits,
+        these are mostly rounding at the default sigma: take a larger one.
+    Cost: `2 * num_samples + 1` forward passes per step, 257 by default. Without the check
+        (`keep="last"` and `stop_when_broken=False`) it is one fewer. About 256 images exist at a
+        time.
+    Deviations: the HE paper prints an ascent on the margin, although its loss falls towards
+        success. Here the default loss is the negative margin, which rises. Every example has its
+        own directions, where advertorch and torchattacks share them within a batch. The HE paper's
+        20, 50 and 80 steps, 128 directions and sigma of 0.001 are kept. It does not state its step
+        size. As in all of these tools, the images asked for may leave the pixel bounds by sigma.
 
     Args:
         threat: the threat model.
@@ -63,8 +64,8 @@ class GradientEstimation(Attack):
         num_samples: directions per estimate, each of which costs two queries.
         sigma: length of the queries' displacement along a direction, as a share of the width of the
             pixel bounds.
-        step_size: Adam's learning rate, or the length of a step; default for Adam 0.01 of the width
-            of the bounds, else 2.5 * epsilon / num_steps.
+        step_size: Adam's learning rate, or the length of a step. The default is 0.01 of the width
+            of the bounds for Adam, else 2.5 * epsilon / num_steps.
         directions: "rademacher" (random signs, SPSA) or "gaussian" (NES).
         optimizer: "adam", or "sign" for the steepest step of the threat model's norm.
         loss: "cw" (margin), "ce" or "dlr".

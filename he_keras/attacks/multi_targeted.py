@@ -61,8 +61,8 @@ class MultiTargeted(Attack):
     """Projected ascent on `o_t - o_y` for every target class t in turn.
 
     Each run starts at its own random point and projects after each step of Adam (or of steepest
-    ascent). An example is broken if any run breaks it; else the iterate of the smallest margin over
-    all runs is returned.
+    ascent). An example is broken if any run breaks it. Otherwise the iterate of the smallest margin
+    over all runs is returned.
 
     Paper: Gowal et al. 2019, "An alternative surrogate loss for PGD-based adversarial testing",
         used with Adam to evaluate local linearity regularisation (Qin et al. 2019).
@@ -70,16 +70,16 @@ class MultiTargeted(Attack):
         saturates, and its gradient does not depend on the scale of the logits but for a factor.
     Cost: one forward pass to rank the classes, then for each target `num_steps` forward and
         backward passes and one forward pass that scores the last iterate.
-    Deviations: from the released code: classes are tried in the order of their clean logits, so
-        that most examples break early; an iterate on the way counts, not just the last one, unless
-        `keep="last", stop_when_broken=False`; a run towards t succeeds in whatever class it ends;
+    Deviations: from the released code. Classes are tried in the order of their clean logits, so
+        that most examples break early. An iterate on the way counts, not just the last one, unless
+        `keep="last", stop_when_broken=False`. A run towards t succeeds in whatever class it ends.
         Adam's floor is 1e-8, not 1e-9.
 
     Args:
         threat: the threat model.
         num_steps: steps towards each target.
-        num_targets: how many classes to try, those with the largest clean logits; None for all but
-            the true class, as for models with fewer classes.
+        num_targets: how many classes to try, those with the largest clean logits. None tries all
+            but the true class, as for models with fewer classes.
         optimizer: "adam", or "sign" for steepest-ascent steps (signs in l_inf).
         learning_rate: of Adam, as a share of the width of the pixel bounds.
         step_size: length of a "sign" step; default 2.5 * epsilon / num_steps.
@@ -152,7 +152,7 @@ class MultiTargeted(Attack):
     def approach(self, victim: Victim, images, labels, target, start, found: Found) -> Found:
         """Runs from `start` towards one target and returns the better of `found` and this run."""
         moments = zero_moments(images) if self.optimizer == "adam" else ()
-        # What is judged as an iterate must be allowed, the start included.
+        # Every point that is judged must lie in the ball and the bounds, the start too.
         run = _TargetRun(self.threat.project(start, images), moments, found)
 
         def step(index, run, inputs):

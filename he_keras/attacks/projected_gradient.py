@@ -15,6 +15,7 @@ from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel, check_threat, checked_start
 
 LOSSES = ("kl", *losses.ATTACK_LOSSES)
+#: Keeps a gradient of zeros finite when it is divided by its mean size.
 _VELOCITY_FLOOR = 1e-12
 
 
@@ -40,25 +41,25 @@ class _State(NamedTuple):
 class ProjectedGradient(Attack):
     """Iterated steepest ascent with projection.
 
-    Each iteration evaluates a loss at the current point, moves by `step_size` along the steepest
-    direction of the norm (Lemma 1 of the HE paper) and projects back. The loop is one
+    Each iteration evaluates a loss at the current point. It moves by `step_size` along the steepest
+    direction of the norm (Lemma 1 of the HE paper), and projects back. The loop is one
     `tf.while_loop`: cost is linear in `num_steps`, graph size and compile time do not depend on it.
 
     Paper: see the settings: `FGSM`, `BIM`, `PGD`, `MIM`, `CWLinf`, `AdaptivePGD`, `TradesKL`.
     Assumes: a loss with a useful gradient in the images. The cross-entropy of a model with large
         logits underflows to a zero gradient.
-    Cost: `num_steps` forward and backward passes (times `eot_samples`), plus one forward pass to
-        score the last iterate with `keep="best"` and one for the clean prediction with `loss="kl"`.
-    Deviations: from the papers' scripts: by default the strongest iterate is returned and broken
-        examples are dropped; `keep="last", stop_when_broken=False` gives their protocol.
+    Cost: `num_steps` forward and backward passes (times `eot_samples`). `keep="best"` adds one
+        forward pass that scores the last iterate, and `loss="kl"` one for the clean prediction.
+    Deviations: from the papers' scripts. By default the strongest iterate is returned and broken
+        examples are dropped. `keep="last", stop_when_broken=False` gives their protocol.
 
     Args:
         threat: the threat model.
         num_steps: number of steps K.
         step_size: length of a step; default 2.5 * epsilon / num_steps (Madry's rule). The HE paper
             evaluates with 0.003 at epsilon 0.031.
-        random_start: True draws uniformly from the ball; False starts at the image; a number is the
-            radius of a uniform start; "gaussian" adds 0.001 * N(0, I) without clipping, as the
+        random_start: True draws uniformly from the ball. False starts at the image. A number is the
+            radius of a uniform start. "gaussian" adds 0.001 * N(0, I) without clipping, as the
             released training code of HE and TRADES does.
         loss: "ce", "cw" (margin), "dlr", or "kl" to the prediction on the clean image.
         decay: momentum of MIM; None for no momentum.
@@ -133,7 +134,7 @@ class ProjectedGradient(Attack):
         threat = self.threat if threat is None else threat
         step_size = self.step_size if step_size is None else step_size
         if self.keep == "best" or self.stop_when_broken:
-            # Judged as an iterate itself, the start must be allowed.
+            # The start is judged as an iterate too, so it must lie in the ball and the bounds.
             start = threat.project(start, images)
         reference = tf.stop_gradient(victim.logits(images)) if self.loss == "kl" else ()
         goal = Goal.of(labels, targets)
@@ -246,8 +247,8 @@ class BIM(ProjectedGradient):
     Paper: Kurakin et al. 2017, "Adversarial examples in the physical world".
     Assumes: a useful gradient of the cross-entropy, at the image itself too.
     Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
-    Deviations: as `ProjectedGradient`; the step follows from epsilon and `num_steps`, where the
-        paper fixes it at one grey level and derives the number of steps.
+    Deviations: as `ProjectedGradient`. The step follows from epsilon and `num_steps`. The paper
+        fixes it at one grey level and derives the number of steps.
 
     Example:
         >>> import he_keras as he
@@ -287,8 +288,9 @@ class MIM(ProjectedGradient):
     Paper: Dong et al. 2018, "Boosting adversarial attacks with momentum".
     Assumes: a useful gradient of the cross-entropy, at the image itself too.
     Cost: `num_steps` forward and backward passes, and one forward pass to score the last iterate.
-    Deviations: as `ProjectedGradient`; the gradient is divided by its mean absolute value, floored
-        at 1e-12: a constant factor away from the paper's l1 norm, hence the same signs.
+    Deviations: as `ProjectedGradient`. The gradient is divided by its mean absolute value, floored
+        at 1e-12. That is a constant factor away from the paper's l1 norm, so the signs are the
+        same.
 
     Example:
         >>> import he_keras as he
@@ -351,8 +353,8 @@ class TradesKL(ProjectedGradient):
     Paper: Zhang et al. 2019, "Theoretically principled trade-off between robustness and accuracy".
     Assumes: predictions with a useful gradient in the images; labels only decide what is broken.
     Cost: `num_steps` forward and backward passes, and 2 forward passes: clean and last iterate.
-    Deviations: as `ProjectedGradient`; the start is clipped to the bounds, which the released code
-        does after the first step; l2 takes normalised steps, where that code runs SGD. The default
+    Deviations: as `ProjectedGradient`. The start is clipped to the bounds, which the released code
+        does after the first step. l2 takes normalised steps, where that code runs SGD. The default
         step is 7/31 of epsilon: 0.007 at the released epsilon of 0.031.
 
     Example:

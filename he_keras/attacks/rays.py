@@ -54,9 +54,9 @@ class RayS(Attack):
     """Nearest adversarial image along a direction of signs, from labels alone.
 
     A direction is a sign for every pixel. Starting from all +1, the attack flips the signs of one
-    block of pixels at a time: the whole image, then its halves, quarters and so on; blocks are
+    block of pixels at a time: the whole image, then its halves, quarters and so on. Blocks are
     contiguous in channel-first order. One query tells whether the flipped direction reaches the
-    boundary before the best one so far does; if so, a bisection finds its distance and the flip is
+    boundary before the best one so far does. If so, a bisection finds its distance and the flip is
     kept. The search is deterministic.
 
     The mean of `AttackResult.distance` over a test set is the average decision boundary distance
@@ -70,7 +70,7 @@ class RayS(Attack):
         is tried, as in the released code: the bisection of the last block may take about 16 more.
     Deviations: in the released code a batch waits until the bisection of its last example has
         ended. Here every example is at its own place of the search, and every pass through the
-        network serves all of them; the result is the same. Lengths are scaled by the width of the
+        network serves all of them. The result is the same. Lengths are scaled by the width of the
         pixel bounds, which is 1 there.
 
     Args:

@@ -57,24 +57,24 @@ class Square(Attack):
     """Random search with square windows.
 
     Each query changes one window of the best image so far and keeps the change if the loss falls.
-    The windows shrink with the query's number: the share `p` of the image that a window covers
-    starts at `initial_fraction` and is halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
+    The windows shrink with the query's number. The share `p` of the image that a window covers
+    starts at `initial_fraction`. It is halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
     8000 queries.
 
     Paper: Andriushchenko et al. 2020, "Square Attack: a query-efficient black-box adversarial
-        attack via random search"; the settings are those of AutoAttack (Croce & Hein 2020).
+        attack via random search". The settings are those of AutoAttack (Croce & Hein 2020).
     Assumes: nothing about the model beyond logits.
     Cost: one forward pass for the start and one for each query, no backward pass. The random
-        numbers of all queries are drawn first and take 4 bytes times (2 + channels; l2 and l1: 5 +
-        channels) for each query and example: 13 MB for 5000 queries on 128 RGB images.
+        numbers of all queries are drawn first. They take 4 bytes times 2 + channels (l2 and l1: 5 +
+        channels) for each query and example. For 5000 queries on 128 RGB images that is 13 MB.
     Deviations: AutoAttack draws one window (and, for linf, one set of signs) for all examples of a
-        batch; here every example has its own, so that batching changes no result. An exact tie that
+        batch. Here every example has its own, so that batching changes no result. An exact tie that
         `argmax` decides in favour of the label does not end an example. With
         `stop_when_broken=False` a misclassified point is only replaced by one that is misclassified
-        too, and has a lower loss. In l2 and l1, its starting pattern needs a side that divides into
-        five tiles without a rest of a whole tile, which excludes, for example, 12 and 14 pixels;
-        here as many tiles are used as fit, which is the same wherever AutoAttack runs on square
-        images. As there, a window never starts in the last row or column that it could, so that
+        too, and has a lower loss. In l2 and l1, AutoAttack's starting pattern needs a side that
+        divides into five tiles without a rest of a whole tile. That excludes 12 and 14 pixels, for
+        example. Here as many tiles are used as fit. Wherever AutoAttack runs on square images, that
+        is the same. As there, a window never starts in the last row or column that it could. So
         windows of one pixel leave the last row and column alone.
 
     Args:
@@ -206,7 +206,7 @@ class Square(Attack):
         loss = -goal.loss(self.loss, logits)
         wrong = goal.is_reached(logits)
         better = loss < state.loss
-        # A cross-entropy can fall back while the decision turns: broken counts first.
+        # The loss may get worse while the prediction becomes wrong: misclassified counts first.
         turned = wrong | (goal.margin(logits) <= 0.0)
         accepted = tf.where(state.broken, better & wrong, better | turned)
         return _State(
@@ -265,6 +265,8 @@ def _in_window(uniform, length: int, side, dtype):
     return tf.cast((position >= first) & (position < first + side), dtype)
 
 
+#: AutoAttack's: tiles along a side of the starting pattern, shortest side of a window in l2 and l1,
+#: and what keeps a division by a length of zero finite.
 _TILES = 5
 _SMALLEST_SIDE = 3
 _FLOOR = 1e-12
@@ -297,7 +299,7 @@ class MassWindows:
         self.grid = self.height // self.tile, self.width // self.tile
         # A bit that transposes the pattern, and a sign per channel.
         self.start_shape = (*self.grid, 1 + self.channels)
-        # Two windows, and the same.
+        # For a query: places of two windows (four numbers), a bit and the signs, as above.
         self.numbers_per_query = 4 + 1 + self.channels
         self.sides = np.array([self._side(area) for area in areas], np.int32)
         sizes, self._size_of_query = np.unique(self.sides, return_inverse=True)

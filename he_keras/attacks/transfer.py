@@ -24,15 +24,15 @@ class Transfer(Attack):
     model.
 
     Paper: Pang et al. 2020, the HE paper, Appendix C.4; for the steps, see `PGD` and `MIM`.
-    Assumes: a substitute with a useful gradient; nothing about the attacked model, which is only
-        asked for its predictions, so that hiding its gradient does not help it. How strong the
+    Assumes: a substitute with a useful gradient, and nothing about the attacked model. That model
+        is only asked for its predictions, so hiding its gradient does not help it. How strong the
         attack is depends on how alike the two models are, and a high accuracy under it proves
         little.
     Cost: `num_steps` forward and backward passes through the substitute, which show in the running
         time only. Passes in the result are passes through the attacked model: the scoring, no
         gradient.
-    Deviations: from the papers' protocol: images that the attacked model gets wrong from the start
-        count as broken and are left alone; `stop_when_broken=False` attacks them too. Nothing is
+    Deviations: from the papers' protocol. Images that the attacked model gets wrong from the start
+        count as broken and are left alone. `stop_when_broken=False` attacks them too. Nothing is
         chosen by success.
 
     Args:
@@ -46,7 +46,7 @@ class Transfer(Attack):
         loss: the substitute's loss to increase, see `ProjectedGradient`.
         logit_scale: scale of the substitute's logits, see `Victim`.
         stop_when_broken: True leaves images alone that the attacked model misclassifies from the
-            start; False attacks them too, as the papers do. The substitute's verdicts never stop
+            start. False attacks them too, as the papers do. The substitute's verdicts never stop
             anything.
         keep: "last", or "best" for the iterate that is strongest on the substitute.
         **kwargs: see `Attack`. With `num_restarts` above 1 the attacked model's verdict chooses

@@ -48,29 +48,30 @@ class _State(NamedTuple):
 class ZOO(Attack):
     """Minimum-norm attack by coordinate-wise finite differences.
 
-    Each step draws `coordinates_per_step` pixels without replacement, takes the difference of the
-    penalty between two queries per pixel, moves each of these pixels by Adam, which keeps moments
-    and a count of steps for each pixel, and checks the new image with one more query at the
-    beginning of the next step. The nearest adversarial image found is returned.
+    Each step draws `coordinates_per_step` pixels without replacement. It takes the difference of
+    the penalty between two queries for each pixel. Adam then moves each of these pixels. It keeps
+    moments and a count of steps for each pixel. One more query, at the beginning of the next step,
+    checks the new image. The nearest adversarial image found is returned.
 
-    Precision: the penalty's differences at sigma = 1e-4 are of the order of 1e-5, and the logits of
-    a float32 network carry noise of 1e-6, more in 16 bits. So nothing else is differenced: the
+    Precision: the penalty's differences at sigma = 1e-4 are of the order of 1e-5. The logits of a
+    float32 network carry noise of 1e-6, and more in 16 bits. So nothing else is differenced: the
     gradient of the squared distance is known and added exactly, and margins are subtracted before
-    they are scaled. The noise of the network itself remains, also where its logits are small (a
-    cosine head at scale 1: the noise shrinks with them); a larger sigma lowers it.
+    they are scaled. The noise of the network itself remains. It shrinks with the logits, as at
+    scale 1 of a cosine head. A larger sigma lowers it.
 
     Paper: Chen et al. 2017, "ZOO: zeroth order optimization based black-box attacks to deep neural
-        networks without training substitute models"; the HE paper reports it with 20,000 queries
+        networks without training substitute models". The HE paper reports it with 20,000 queries
         and sigma = 1e-4.
     Assumes: logits only, precise enough for their differences.
-    Cost: `num_queries` forward passes at most, `2 * coordinates_per_step + 1` per step, 20,000 by
-        default: 77 steps, in which a pixel of a CIFAR image moves about three times. That makes it
-        weak within such a budget, as the HE paper finds too (weaker than 50 steps of SPSA).
-    Deviations: from the authors' code: the exact gradient of the distance, as said; the penalty is
-        on logits, not on log-probabilities; its first weight is 10 instead of 0.5, at which few
-        steps find nothing; no hierarchical space, no importance sampling; Adam's floor of 1e-8
-        stands beside the corrected moment. In linf, too, the objective measures l2, but the image
-        nearest in linf is kept.
+    Cost: `num_queries` forward passes at most, 20,000 by default. A step takes
+        `2 * coordinates_per_step + 1`, so there are 77 steps, in which a pixel of a CIFAR image
+        moves about three times. That makes it weak within such a budget. The HE paper finds so
+        too: it is weaker than 50 steps of SPSA.
+    Deviations: from the authors' code. The gradient of the distance is exact, as said. The penalty
+        is on logits, not on log-probabilities. Its first weight is 10 instead of 0.5, at which few
+        steps find nothing. There is no hierarchical space and no importance sampling. Adam's floor
+        of 1e-8 is added to the corrected moment. In linf, too, the objective measures l2, but the
+        image nearest in linf is kept.
 
     Args:
         threat: the threat model, of norm l2 or linf; epsilon only decides what is a success.

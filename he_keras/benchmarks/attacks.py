@@ -1,4 +1,4 @@
-"""Attacks of he_keras beside those of other packages: same weights, same images, same run.
+"""Attacks of he_keras and those of other packages: same weights, same images, same run.
 
 Rounds are interleaved and the best time of each counts; the first call of each, which compiles, is
 not timed. Verdicts are those of the Keras model on the images that each tool returns.

@@ -6,7 +6,7 @@ as much. An epoch is every training image once. Nothing else is counted: the hou
 convolutions take at a stated speed.
 
 Two speeds stand in the table: the one that a training pass of PreActResNet-18 reaches on this
-machine, measured, and the one that the flag --tflops assumes for a device that is not here.
+machine, and the one that --tflops assumes for a device that is not here.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
-"""Has anything become much slower? Ratios of this machine's run beside stored ones.
+"""Has anything become much slower? Ratios of this machine's run are compared with stored ones.
 
-Seconds differ from machine to machine; ratios of interleaved runs in one process group hardly do:
-our step over the convolutions alone, a step with HE over one without, and, where PyTorch is
-installed, its step over ours. A ratio that is worse than the stored one by more than the tolerance
-is a regression.
+Seconds differ from machine to machine. Ratios of interleaved runs in one process group hardly do.
+They are our step over the convolutions alone, a step with HE over one without, and, where PyTorch
+is installed, its step over ours. A ratio that is worse than the stored one by more than the
+tolerance is a regression.
 """
 
 import json
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from he_keras.benchmarks import training
 
 STORED = pathlib.Path(__file__).with_name("stored_ratios.json")
+#: Chosen: wider than what two runs on a shared machine differ by.
 TOLERANCE = 0.3
 _QUICK = (("pgd_at", "float32"), ("free_at", "mixed_bfloat16"))
 _TOOLS = (training.OURS, training.WITHOUT_HEAD, training.BOUND)
@@ -25,8 +26,8 @@ def measure(is_quick: bool, peers: Sequence[str], rounds: int) -> dict[str, floa
     """Measures the ratios; cells that seem slower are measured a second time.
 
     Args:
-        is_quick: two cells of a small network in place of eight of PreActResNet-18.
-        peers: PyTorch variants to measure beside, where it is installed.
+        is_quick: two cells of a small network instead of eight of PreActResNet-18.
+        peers: PyTorch variants to compare with, where it is installed.
         rounds: interleaved rounds.
     """
     if is_quick:

@@ -1,9 +1,9 @@
 """What HE and m-HE add to a training step, measured in one process.
 
 Two processes of the same program differ by 2 to 4 % on a shared machine, more than a head can cost.
-Here all models share one process and its threads: in each round every model takes one step, in an
-order that moves on by one from round to round, and the times of the same round are divided. A
-second model with the linear head is the control: what its ratio differs from 1 is the error.
+Here all models share one process and its threads. In each round every model takes one step, in an
+order that moves on by one from round to round. The times of the same round are divided. A second
+model with the linear head is the control. By how much its ratio differs from 1 is the error.
 """
 
 import statistics

@@ -1,7 +1,7 @@
-"""Peak memory of attacks beside that of one plain forward and backward pass of the same batch.
+"""Peak memory of attacks, compared with one plain forward and backward pass of the same batch.
 
-Each runs in a process of its own, which first compiles on a few images: what is measured is the
-resident memory that the work on one full batch adds at its peak (Linux only).
+Each runs in a process of its own, which first compiles on a few images. The figure is the resident
+memory that the work on one full batch adds at its peak (Linux only).
 """
 
 import functools

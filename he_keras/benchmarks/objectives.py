@@ -1,4 +1,4 @@
-"""A training step of LLR beside the sum of the passes it consists of.
+"""A training step of LLR compared with the sum of the passes it consists of.
 
 With f a forward pass, b an input gradient and B a full backward pass, a step of K search steps is
 predicted at

@@ -1,4 +1,4 @@
-"""Images per second of the input pipeline, beside what training of the smallest network takes.
+"""Images per second of the input pipeline, and how many training of the smallest network takes.
 
 CIFAR-10's shapes with crop and flip against PGD-10 training of LeNet. Synthetic images: the pixels
 do not matter for the time.

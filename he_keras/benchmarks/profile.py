@@ -1,7 +1,7 @@
 """Where a training step's time goes: the seconds of each kind of operation.
 
 TensorFlow's profiler records every operation of one step, in all threads. An operation's time is
-what it took itself, without what ran inside it; two that run side by side both count.
+what it took itself, without what ran inside it. Two that run at the same time both count.
 """
 
 import collections

@@ -1,9 +1,9 @@
-"""Requests answered by `he-keras serve` beside what the model alone computes, on this machine.
+"""Requests answered by `he-keras serve`, and what the model alone computes, on this machine.
 
 The server runs in a process of its own and `wrk` on loopback asks it, all on the same cores. In
-every round the model's own speed is measured beside the requests, so that a ratio compares
-neighbours in time: on floats before, by the signature that the requests ask for after. Images are
-noise, which PNG cannot shrink: the most bytes to decode.
+every round the model's own speed is measured next to the requests, so that a ratio compares
+neighbours in time. Before the requests it runs on floats, after them by the signature that they ask
+for. Images are noise, which PNG cannot shrink: the most bytes to decode.
 """
 
 import base64
@@ -63,9 +63,9 @@ class Measured(NamedTuple):
 
     Attributes:
         answered: what wrk reports.
-        ratio: images per second beside those of the model alone, on floats.
-        signature_ratio: the same beside the signature asked for, which may decode images too.
-        cpu_ratio: CPU time of an image in the model alone, on floats, beside that in the
+        ratio: images per second over those of the model alone, on floats.
+        signature_ratio: the same over the signature asked for, which may decode images too.
+        cpu_ratio: CPU time of an image in the model alone, on floats, over that in the
             server: `ratio` without the client's time and whatever else the machine does.
     """
 

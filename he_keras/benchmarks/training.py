@@ -1,11 +1,11 @@
-"""Training steps of he_keras beside PyTorch: same network, weights, batch and mathematics.
+"""Training steps of he_keras and of PyTorch: same network, weights, batch and mathematics.
 
 Every tool runs in a process of its own. Rounds are interleaved: one step of each tool, again and
-again; the best time of each counts. The first step of each is compared before anything is timed:
-its loss, and the logits after the update. Beside the ratio stand images and floating-point
-operations per second (of the convolutions alone, counted from their shapes), the share of a matrix
-product of the same dtype in the same run, the share of what the convolutions take by themselves,
-the seconds to the first step, and peak memory.
+again. The best time of each counts. The first step of each is compared before anything is timed:
+its loss, and the logits after the update. The table has more than the ratio. It has images per
+second, and floating-point operations per second of the convolutions alone, counted from their
+shapes. It gives these as a share of a matrix product of the same dtype in the same run, and of what
+the convolutions take by themselves. It also has the seconds to the first step, and peak memory.
 """
 
 import dataclasses
@@ -142,7 +142,7 @@ def measure(wanted: Sequence[Cell], tools: Sequence[str], rounds: int, output=No
 
     Args:
         wanted: the cells.
-        tools: "he_keras" and what is measured beside it.
+        tools: "he_keras" and what it is compared with.
         rounds: interleaved rounds.
         output: JSON file to write, or None.
     """

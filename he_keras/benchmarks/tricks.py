@@ -1,9 +1,9 @@
 """What each trick of `he_keras.cpu` earns of a PGD-AT training step and of a PGD attack.
 
 Everything runs in one process. There is one model with all tricks, one for each trick that is
-turned off, one without any, and a second one with all: what its ratio differs from 1 is the error.
-In each round every model takes one step, in an order that moves on by one from round to round. The
-best time of each model counts.
+turned off, and one without any. A second one with all is the control. By how much its ratio differs
+from 1 is the error. In each round every model takes one step, in an order that moves on by one from
+round to round. The best time of each model counts.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Batch-norm statistics measured anew, as weights need that no training step has seen."""
+"""Measures batch-norm statistics again, for weights that no training step has used."""
 
 import keras
 import numpy as np

@@ -37,15 +37,14 @@ class CorruptCheckpointError(ValueError):
 class ExactResume(keras.callbacks.Callback):
     """Saves the whole training state every few batches or seconds, and restores it.
 
-    Call `restore` before `fit` and start the data at the place that it returns; `fit` must know the
+    Call `restore` before `fit` and start the data at the place that it returns. `fit` must know the
     number of steps in an epoch. A checkpoint exists from the start of training on. It is renewed at
-    the end of every epoch, and before an epoch's last batch, so that a run that is killed during
+    the end of every epoch, and before an epoch's last batch. So a run that is killed during
     validation repeats one batch.
 
-    With several replicas the checkpoint holds what belongs to each of them (running metrics, an
-    objective's perturbations), so that the same number of them goes on as if nothing had happened.
-    Of several worker processes the first one writes. All of them read from a folder that they
-    share.
+    With several replicas the checkpoint holds what belongs to each of them: running metrics, an
+    objective's perturbations. So the same number of replicas goes on as if nothing had happened. Of
+    several worker processes the first one writes. All of them read from a folder that they share.
 
     Args:
         path: the checkpoint file (.npz), replaced atomically.

@@ -1,10 +1,10 @@
 """Watches single-step training for a collapse (catastrophic overfitting) and reacts to it.
 
-Papers: Wong et al. 2020, "Fast is better than free": after each epoch, robust accuracy on one
-training batch under a short multi-step attack; if it fell by more than a threshold since the last
-epoch, go back to the last epoch's weights and stop. Li et al. 2020, "Towards understanding fast
-adversarial training" (FastAdv+): look every 20 batches, and after a drop of 0.1 train on multi-step
-examples for some batches.
+Papers: Wong et al. 2020, "Fast is better than free": after each epoch, measure robust accuracy on
+one training batch under a short multi-step attack. If it fell by more than a threshold since the
+last epoch, go back to the last epoch's weights and stop. Li et al. 2020, "Towards understanding
+fast adversarial training" (FastAdv+): look every 20 batches, and after a drop of 0.1 train on
+multi-step examples for some batches.
 
 Deviations: the released code of Wong et al. runs this attack in training mode; here it runs in
 inference mode. Li et al. watch a held-out batch; here it is a training batch for every reaction.
@@ -36,11 +36,11 @@ class OverfittingGuard(keras.callbacks.Callback):
         images: a training batch (the released code takes the epoch's first).
         labels: its labels.
         attack: default PGD-5 with step epsilon / 4 against the objective's threat model.
-        max_drop: largest tolerated drop of accuracy from one look to the next; the papers' are 0.2
-            from epoch to epoch, 0.1 from one twentieth batch to the next.
-        on_collapse: "stop" puts the weights of the last look back and ends training; "recover" has
-            the objective train on multi-step examples for a while, which one with a method
-            `start_recovery` such as `FastAdvPlus` can do; "monitor" does nothing.
+        max_drop: largest tolerated drop of accuracy from one look to the next. The papers' are 0.2
+            from epoch to epoch, and 0.1 from one twentieth batch to the next.
+        on_collapse: "stop" puts the weights of the last look back and ends training. "recover" has
+            the objective train on multi-step examples for a while. It needs an objective with a
+            method `start_recovery`, such as `FastAdvPlus`. "monitor" does nothing.
         every_batches: also look after every so many batches; 0 for epochs' ends only.
         path: CSV file for all looks, written at the end of each epoch: `batch` counts from the
             start of training.

@@ -1,6 +1,6 @@
 """The part of the training state that differs between replicas: running metrics, perturbations.
 
-A checkpoint is one file, written by the first process; what the other processes hold comes to it
+A checkpoint is one file, written by the first process. What the other processes hold comes to it
 through the strategy.
 """
 

@@ -1,10 +1,10 @@
 """Averages of the weights over training, with batch-norm statistics that belong to them.
 
 Papers: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization"
-(SWA: the plain mean of the weights at the ends of epochs; batch-norm statistics are measured anew).
-Gowal et al. 2020, "Uncovering the Limits of Adversarial Training" (the exponential moving average,
-with a decay that grows at first). Gowal et al. do not average batch-norm statistics. Without
-`reestimate` the averaged weights get the statistics of the weights being trained, as there;
+(SWA: the plain mean of the weights at the ends of epochs, with batch-norm statistics measured
+anew). Gowal et al. 2020, "Uncovering the Limits of Adversarial Training" (the exponential moving
+average, with a decay that grows at first). Gowal et al. do not average batch-norm statistics.
+Without `reestimate` the averaged weights get the statistics of the weights being trained, as there.
 `reestimate` is a deviation for the moving average.
 
 Keras has `keras.optimizers.Optimizer(use_ema=True)` with `keras.callbacks.SwapEMAWeights`. It is
@@ -49,8 +49,8 @@ class WeightAveraging(keras.callbacks.Callback):
     Args:
         decay: share of the old average that a batch keeps, for "ema".
         start_epoch: first epoch (from 0) that counts. Before it, the model's own weights are used.
-        kind: "ema": exponential moving average over batches, which starts as the weights at the
-            start of `start_epoch`; "swa": plain mean of the weights at the ends of epochs.
+        kind: "ema" is the exponential moving average over batches. It starts as the weights at the
+            start of `start_epoch`. "swa" is the plain mean of the weights at the ends of epochs.
         warm_up: whether batch t (from 0) of "ema" has the decay min(decay, (1 + t) / (10 + t)).
             Then the average of a short run does not consist mostly of its untrained start.
         reestimate: batches from which the batch-norm statistics of the averaged weights are

@@ -7,9 +7,10 @@ function with the same values:
 * `training_function(network)` runs it in training mode,
 * `batch_function(function, model)` runs a function of a batch.
 
-Each returns the plain function where the computation does not run on a CPU, where a network has
-layers that are not known here, and where the switch is off. Values and gradients are the plain
-ones, up to rounding. Nothing of this is part of a model: files of models hold Keras's layers only.
+Each returns the plain function where it cannot help. It cannot if the computation does not run on a
+CPU, if layers of the network are not known here, or if the switch is off. Values and gradients are
+the plain ones, up to rounding. Nothing of this is part of a model: files of models hold Keras's
+layers only.
 
 The switch is the environment variable `HE_KERAS_CPU_TUNING=0`, or `set_enabled(False)`. Functions
 that were compiled before keep what they were compiled with, so switch before `compile`.

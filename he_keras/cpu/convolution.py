@@ -1,8 +1,8 @@
 """Convolutions of small maps by matrix products: several times faster on a CPU.
 
 Where a map is only a few pixels wide, TensorFlow's kernels reach a fraction of the speed of a
-matrix product, above all for the gradient of the weights in bfloat16. The mathematics is the same;
-sums are rounded in another order.
+matrix product. That is worst for the gradient of the weights in bfloat16. The mathematics is the
+same. Sums are rounded in another order.
 """
 
 import keras

@@ -1,4 +1,4 @@
-"""Two halves of a batch side by side: faster on a CPU with few cores.
+"""Two halves of a batch at the same time: faster on a CPU with few cores.
 
 TensorFlow runs the operations of one network one after the other, and only some of them keep every
 core busy. Cut in two, a batch gives it two independent networks: one computes while the other waits

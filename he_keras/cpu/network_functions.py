@@ -23,7 +23,7 @@ def inference_function(network, variables_stand_still: bool = False) -> Callable
 
     Args:
         network: any Keras model or layer. Only functional models of Keras's layers and ours run
-            otherwise than Keras runs them.
+            differently from Keras.
         variables_stand_still: whether the variables keep their values while the function is in
             use. Then they are read once, now, and have no gradient.
 

@@ -15,7 +15,7 @@ TRICKS = {
     "bfloat16_relu": "the gradient of ReLU reads bfloat16 numbers as float16",
     "subsampling": "a strided 1x1 convolution drops pixels first",
     "variables_once": "an attack reads the variables once for all of its steps",
-    "half_batches": "two halves of a batch run side by side",
+    "half_batches": "two halves of a batch run at the same time",
 }
 _VARIABLE = "HE_KERAS_CPU_TUNING"
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from he_keras.data import randomness
 
 AUGMENTATIONS = ("none", "flip", "crop-flip", "resized-crop-flip")
+#: The usual ones: CIFAR's crop, and ImageNet's crop of a random area and shape.
 CROP_PADDING = 4
 
 AREA_RANGE = (0.08, 1.0)

@@ -7,6 +7,7 @@ NaN, a range other than [0, 1] or uint8, and labels that are not class numbers.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 from he_keras.arguments import check_positive_integer
 from he_keras.data import randomness, records
 
+#: Room for the rounding of a division by 255 in float32.
 RANGE_TOLERANCE = 1e-6
 
 
@@ -57,6 +59,24 @@ def check_images(images: npt.ArrayLike) -> np.ndarray:
     return np.clip(images.astype(np.float32, copy=False), 0.0, 1.0)
 
 
+def class_numbers(labels: npt.ArrayLike) -> np.ndarray:
+    """Returns the class numbers of one-hot rows, and says so once; other labels as they are.
+
+    Example:
+        >>> from he_keras.data.datasets import class_numbers
+        >>> class_numbers([[0, 1, 0], [1, 0, 0]]).tolist()
+        [1, 0]
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "iufb":
+        return labels
+    is_one_hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()
+    if not is_one_hot:
+        return labels
+    warnings.warn("One-hot labels: the class is the column that holds 1.", stacklevel=3)
+    return labels.argmax(axis=1)
+
+
 def check_labels(
     labels: npt.ArrayLike, num_examples: int, num_classes: int | None = None
 ) -> np.ndarray:
@@ -73,7 +93,7 @@ def check_labels(
     Raises:
         ValueError: They are no such class numbers.
     """
-    labels = np.asarray(labels)
+    labels = class_numbers(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or len(labels) != num_examples:

@@ -50,9 +50,10 @@ def load(
 
     Args:
         name_or_path: The name of a known data set (`he_keras.data.FACTS`), or of any other image
-            classification data set that TFDS has prepared under `data_dir`; the path of a prepared
-            TFDS folder, an .npz file (never unpickled) or an image folder; or a tuple of arrays
-            (images, labels). A known name wins over a folder so named: write "./cifar10" for that.
+            classification data set that TFDS has prepared under `data_dir`. It may also be the path
+            of a prepared TFDS folder, an .npz file (never unpickled) or an image folder, or a tuple
+            of arrays (images, labels). A known name wins over a folder so named: write "./cifar10"
+            for that.
         split: "train", "test", "validation", or "all" (digits, and sources that are one set). The
             test split of imagenet2012 is its 50,000 public validation images.
         data_dir: Folder of prepared TFDS data sets. Defaults to $TFDS_DATA_DIR, otherwise
@@ -191,8 +192,8 @@ def synthetic(
 ) -> datasets.ImageDataset:
     """Makes random images that depend on their class, for runs that need no data set.
 
-    Every class has a coarse pattern (4x4 cells), the same for every seed, so that sets of different
-    seeds can serve as train and test; an image is its class's pattern plus noise.
+    Every class has a coarse pattern (4x4 cells). It is the same for every seed, so that sets of
+    different seeds can serve as train and test. An image is its class's pattern plus noise.
 
     Args:
         name_or_shape: A known data set's name, for its shape and number of classes, or

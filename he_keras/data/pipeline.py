@@ -1,7 +1,7 @@
 """Pipelines from a dataset to float32 batches, for training (shuffled, augmented) and evaluation.
 
 The training stream is a pure function of (dataset, seed, epoch, position). No state passes from one
-batch or epoch to the next, so a run that resumes in the middle gets exactly the tensors of an
+batch or epoch to the next. So a run that resumes in the middle gets exactly the tensors of an
 uninterrupted run. Images in memory are gathered, cropped and flipped as whole uint8 batches, and
 converted to float32 last.
 """

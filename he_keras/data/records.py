@@ -83,8 +83,8 @@ class ImageFileRecords:
 class TfdsRecords:
     """One split of a prepared TFDS folder, read from its TFRecord files.
 
-    TFRecord files cannot be read at random, so a shuffled epoch permutes the shards, reads
-    `PARALLEL_SHARDS` of them side by side, and permutes windows of `SHUFFLE_WINDOW` examples.
+    TFRecord files cannot be read at random. So a shuffled epoch permutes the shards, reads
+    `PARALLEL_SHARDS` of them at the same time, and permutes windows of `SHUFFLE_WINDOW` examples.
 
     Args:
         info: The builder's `tfds.core.DatasetInfo`.

@@ -13,8 +13,8 @@ A model trains on the strategy in whose scope it was made:
         model.compile(...)
     model.fit(...)
 
-The batch size is that of all replicas together and so are loss, gradient and metrics: the learning
-rate does not depend on their number.
+The batch size is that of all replicas together, and so are loss, gradient and metrics. So the
+learning rate does not depend on the number of replicas.
 """
 
 from he_keras.distribution.strategies import (

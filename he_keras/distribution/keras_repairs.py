@@ -60,6 +60,12 @@ class Repaired(keras.Model):
             data_batch, iterator = _one_share(iterator, strategy), None
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
 
+    def make_train_function(self, force: bool = False):
+        """Makes the function of a step; refuses what was set since `compile` and cannot run."""
+        strategy, settings = self.distribute_strategy, (self.jit_compile, self.steps_per_execution)
+        check_compile(strategy, *settings, self.optimizer)
+        return super().make_train_function(force=force)
+
     def _make_function(self, step_function):
         jit_compile, self.jit_compile = self.jit_compile, False
         try:

@@ -57,7 +57,7 @@ def copies(variable: tf.Variable) -> tuple:
 def share_statistics(network, num_examples) -> None:
     """Gives all replicas the mean of the statistics that each tracked of its own examples.
 
-    Batch norm that is not synchronised normalises by a replica's share of the batch; without this,
+    Batch norm that is not synchronised normalises by a replica's share of the batch. Without this,
     each replica, and each worker, would keep moving averages of its own.
 
     Args:

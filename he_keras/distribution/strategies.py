@@ -1,4 +1,4 @@
-"""`strategy(name)`: from a name to a `tf.distribute` strategy, or an error that names the lack.
+"""`strategy(name)`: from a name to a `tf.distribute` strategy, or an error that says why not.
 
 | name | devices |
 |---|---|

@@ -139,7 +139,7 @@ def explained_loss(strategy: tf.distribute.Strategy, remedy: str) -> Iterator[No
     except _LOST as error:
         if count(strategy) == 1:
             raise
-        # What went wrong stands behind where in the graph it did.
+        # The message says where in the graph it went wrong, and then what went wrong.
         reason = " ".join(str(error.message).rpartition("aborted by:")[2].split())[:200]
         raise WorkerLostError(
             f"Another worker has stopped, and this one cannot go on without it; {remedy} "

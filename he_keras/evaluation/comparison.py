@@ -18,7 +18,7 @@ from he_keras.evaluation.report.stored_report import StoredReport, read_report
 from he_keras.evaluation.run.examples import PREFIX
 from he_keras.evaluation.statistics import mcnemar_p_value
 
-#: The two criteria that every run has, beside its attacks.
+#: The two criteria that every run has, in addition to its attacks.
 CLEAN, WORST_CASE = "clean", "worst case"
 _SCHEMA_VERSION = 1
 _UNKNOWN_DATA = (
@@ -235,7 +235,7 @@ def _shared_criteria(first: ComparedRun, second: ComparedRun) -> tuple[list[str]
     if list(attacks[0]) != list(attacks[1]):
         notes.append(
             f"{pair}: the runs did not use the same attacks in the same order. The worst case of "
-            "the run with fewer or weaker ones is too high beside the other's."
+            "the run with fewer or weaker ones is too high compared with the other's."
         )
         if modes[0] == "survivors":
             # An attack's flags count what the attacks before it broke: they must be the same.

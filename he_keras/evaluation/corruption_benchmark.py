@@ -31,8 +31,9 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.data import corruptions as corruption_set
 from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
-from he_keras.evaluation.run.examples import Examples
-from he_keras.evaluation.run.fingerprint import brief, model_facts
+from he_keras.evaluation.run.differences import brief
+from he_keras.evaluation.run.examples import DataDigest, Examples
+from he_keras.evaluation.run.fingerprint import model_facts
 from he_keras.threat import UNIT_BOUNDS, ThreatModel, bounds_of, from_unit
 
 #: AlexNet's mean errors on ImageNet-C over the severities (the paper's code): divisors of the mCE.
@@ -73,6 +74,8 @@ class CorruptionReport:
         baseline_errors: mean errors of the baseline, for the mCE.
         model: facts of the model.
         bounds: smallest and largest pixel value of the images that the model took.
+        data: the digest of the uncorrupted images and labels; None where they were not given, or
+            are only the first ones, or of other bounds than [0, 1].
     """
 
     source: str
@@ -84,6 +87,7 @@ class CorruptionReport:
     baseline_errors: dict[str, float] | None = None
     model: dict | None = None
     bounds: tuple[float, float] = UNIT_BOUNDS
+    data: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -133,6 +137,7 @@ class CorruptionReport:
             "seed": self.seed,
             "model": self.model,
             "bounds": list(self.bounds),
+            "data": self.data,
             "accuracy": {name: list(row) for name, row in self.accuracy.items()},
         }
 
@@ -179,8 +184,7 @@ def evaluate_corruptions(
     Args:
         model: a `keras.Model` or a callable from images to logits; NaN counts as wrong.
         examples: (images, labels), a data set of `he_keras.data`, or a `tf.data.Dataset` of such
-            batches; images in [0, 1], or an array of uint8. Files have images of their own; beside
-            them, the examples only give the clean accuracy.
+            batches, in [0, 1] or uint8. Where files have the images, only for clean accuracy.
         corruptions: names. Defaults to the fifteen and the four extra ones.
         severities: some of 1 to 5.
         source: "generated", the folder of the published .npy files, or "tfds": cifar10_corrupted.
@@ -206,8 +210,9 @@ def evaluate_corruptions(
         batches = _stored(files, keys, checked, num_examples, batch_size)
         text = files.description
     bounds = bounds_of(model, bounds)
-    counts = _count(model, bounds, batches, show_progress)
-    facts = {"bounds": bounds, "seed": int(seed), "model": brief(model_facts(model))}
+    counts, data = _count(model, bounds, batches, show_progress)
+    data = data if num_examples is None and bounds == UNIT_BOUNDS else None
+    facts = {"bounds": bounds, "seed": int(seed), "model": brief(model_facts(model)), "data": data}
     return _report(counts, keys, source=text, baseline_errors=baseline, **facts)
 
 
@@ -358,11 +363,11 @@ def _stored(
             yield (name, severity), np.asarray(images[rows]), labels[rows]
 
 
-def _count(model, bounds, batches, show_progress: bool) -> dict[Key, tuple[int, int]]:
-    """Returns how many images of each set were right, and how many there were."""
+def _count(model, bounds, batches, show_progress: bool) -> tuple[dict, str | None]:
+    """Returns how many of each set were right, and of how many; and a digest of clean images."""
     victim, predict, num_classes = Victim(model), None, 0
     counts: dict[Key, tuple[int, int]] = {}
-    bar = _progress_bar(show_progress)
+    bar, digest = _progress_bar(show_progress), DataDigest()
     for key, images, labels in batches:
         if images.dtype == np.uint8:
             images = images.astype(np.float32) / np.float32(255.0)
@@ -371,6 +376,8 @@ def _count(model, bounds, batches, show_progress: bool) -> dict[Key, tuple[int, 
             num_classes = victim.logits(tf.constant(images[:1])).shape[-1]
             predict = _compiled(victim, images.shape[1:])
         check_class_numbers(labels, num_classes)
+        if key == _CLEAN:
+            digest.update(images, labels)
         correct = predict(tf.constant(images), tf.constant(labels, tf.int32)).numpy()
         right, total = counts.get(key, (0, 0))
         counts[key] = right + int(correct.sum()), total + len(labels)
@@ -379,7 +386,7 @@ def _count(model, bounds, batches, show_progress: bool) -> dict[Key, tuple[int, 
     bar.close()
     if not counts:
         raise ValueError("No examples; expected at least one; received 0")
-    return counts
+    return counts, digest.text() if _CLEAN in counts else None
 
 
 def _compiled(victim: Victim, image_shape):

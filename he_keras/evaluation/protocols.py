@@ -1,8 +1,8 @@
 """The papers' evaluation settings, table by table; `docs/protocols.md` compares text and code.
 
-A protocol puts a number beside a printed one. It does not find out how robust a model is: the HE
-paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial images.
-Settings that the sources leave open are chosen here, and each protocol's note says which.
+A protocol measures a number to compare with a printed one. It does not find out how robust a model
+is: the HE paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial
+images. Settings that the sources leave open are chosen here, and each protocol's note says which.
 """
 
 import dataclasses

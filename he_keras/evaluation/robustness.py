@@ -19,6 +19,8 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from he_keras.arguments import check_choice, check_flag
 from he_keras.attacks import Attack, Victim, get
 from he_keras.attacks.framework.agreement import standing_still
@@ -33,7 +35,7 @@ from he_keras.evaluation.report.robustness_report import (
 )
 from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
 from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify
-from he_keras.evaluation.run.fingerprint import settings_of
+from he_keras.evaluation.run.fingerprint import for_report, settings_of
 from he_keras.evaluation.run.he_panel import panel_passes, run_panel
 from he_keras.evaluation.run.identity import claim, probes_of
 from he_keras.evaluation.run.journal import FOLDER, Journal, locked
@@ -50,7 +52,9 @@ _SCALE_FREE_LOSSES = ("cw", "dlr", "dlr-targeted")
 #: A block holds at most so many examples and bytes of images, or one batch if that is more.
 _BLOCK_SIZE = 1000
 _BLOCK_BYTES = 2**27
+#: Bounds the cost: an example takes about 1,300 passes in the checks.
 _CHECKED_EXAMPLES = 64
+#: Bounds the cost: an example takes a whole AutoAttack in the panel.
 _PANEL_EXAMPLES = 200
 _CHECKS_FILE, _PANEL_FILE = "checks.json", "he-panel.json"
 #: Checks whose failure means that model and data do not fit. The last one may fail for the reason
@@ -156,7 +160,7 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
             part.prepare(*sample)
     before = _checked_before(plan, sample) if plan.checks == "run" else ()
     settings, journal = _journal(plan, clean, sample)
-    _announce(plan, clean)
+    _announce(plan, clean, journal, settings["block_size"])
     runs = AttackRuns(plan.attacks, plan.model, scorer, clean, plan.mode, plan.batch_size, journal)
     # Merging reads, and is done at once.
     show_progress = plan.show_progress and not plan.merge
@@ -173,19 +177,22 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
     return report
 
 
-def _announce(plan: _Plan, clean: Clean) -> None:
+def _announce(plan: _Plan, clean: Clean, journal: Journal, block_size: int) -> None:
     """Prints what the evaluation will cost; a merge costs nothing unless asked to run more."""
-    spends = not plan.merge or plan.runs_checks or plan.runs_panel
-    if not plan.show_progress or plan.shard is not None or not spends:
+    runs_checks = plan.runs_checks and journal.recall_json(_CHECKS_FILE) is None
+    runs_panel = plan.runs_panel and journal.recall_json(_PANEL_FILE) is None
+    if not plan.show_progress or (plan.merge and not (runs_checks or runs_panel)):
         return
     # Images that are wrong from the start cost nothing. All others may hold to the end.
     correct, num_classes = ~clean.scored.wrong, clean.num_classes
+    index, count = plan.shard or (0, 1)
+    own = correct & (np.arange(len(correct)) // block_size % count == index)
     attacks = [] if plan.merge else plan.attacks
-    asked = int(correct.sum()) * sum(attack.most_passes(num_classes) for attack in attacks)
+    asked = int(own.sum()) * sum(attack.most_passes(num_classes) for attack in attacks)
     beside = {}
-    if plan.runs_checks:
+    if runs_checks:
         beside["checks"] = passes_of_checks(int(correct[:_CHECKED_EXAMPLES].sum()))
-    if plan.runs_panel:
+    if runs_panel:
         for_one = panel_passes(attacks, plan.mode, plan.threat, num_classes)
         beside["panel"] = int(correct[:_PANEL_EXAMPLES].sum()) * for_one
     print(announcement(asked, beside))
@@ -206,7 +213,8 @@ def _journal(plan: _Plan, clean: Clean, sample) -> tuple[dict, Journal]:
         if hasattr(attack, "substitute")
     }
     claimed = claim(folder, settings, models, probes_of(images, plan.threat))
-    return claimed.settings, Journal(folder, plan.merge, claimed.tolerance)
+    made_with = for_report(claimed.settings)
+    return claimed.settings, Journal(folder, made_with, plan.merge, claimed.tolerance)
 
 
 def block_size_of(num_examples: int, batch_size: int, image_bytes: int, shard) -> int:

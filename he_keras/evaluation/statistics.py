@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: The usual ones: a sound model warns in at most 5 % of samples, and a fault is seen in 80 %.
 CHANCE_LEVEL = 0.05
 POWER = 0.8
 #: Fewer values say nothing about a mean.
@@ -176,7 +177,7 @@ def found_share(count: int, total: int) -> float | None:
 
 
 def mean_exceeds(values: np.ndarray, limit: float, level: float = CHANCE_LEVEL) -> bool:
-    """Whether the mean of the population behind the values is above a limit (Student's t).
+    """Whether the mean of the population that the values come from exceeds a limit (Student's t).
 
     Example:
         >>> mean_exceeds(np.array([0.9, 1.1, 1.0, 1.2, 1.1]), 0.5)

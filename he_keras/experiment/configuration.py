@@ -7,13 +7,21 @@ unknown key is an error that lists the valid ones.
 """
 
 import json
+import math
 import pathlib
 
 import keras
+import numpy as np
 
 from he_keras import networks, objectives, optimizers, schedules
 from he_keras.adversarial_model import HEAdversarialModel
-from he_keras.arguments import check_choice, check_number, check_positive_integer, check_seed
+from he_keras.arguments import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    check_seed,
+    parse_epsilon,
+)
 from he_keras.attacks import Attack
 from he_keras.callbacks.weight_averaging import KINDS
 from he_keras.distribution import replicas
@@ -60,6 +68,11 @@ _TRAIN = {
 _OWN_KEYS = ("objective", "schedule", "epsilon_schedule", "network.options", "smoke.options")
 OPTIMIZERS = ("sgd", "adam")
 _ADAM_EPSILON = 1e-8
+# What the learning rate is called in the options of a schedule, where not "initial".
+_HEIGHTS = {"triangular": "peak", "warm_up": "target"}
+#: How many steps of a run a schedule is tried at, and how far rounding may take it.
+_PROBED_STEPS = 101
+_ROUNDING = 1e-6
 _STARTS = {"uniform": True, "none": False, "gaussian": "gaussian"}
 
 
@@ -301,10 +314,10 @@ def build_optimizer(config, steps_per_epoch: int) -> keras.optimizers.Optimizer:
             updates,
             peak_fraction=options.get("peak_fraction", 0.5),
         )
-    height = "peak" if name == "triangular" else "initial"
     if name != "piecewise":
-        options[height] = settings.learning_rate
+        options[_HEIGHTS.get(name, "initial")] = settings.learning_rate
     learning_rate = schedules.get(options.pop("name"), total_steps, updates, **options)
+    _check_values("schedule", "learning rate", learning_rate, total_steps, math.inf)
     if settings.name == "sgd":
         return optimizers.SGD(learning_rate, momentum=momentum, weight_decay=settings.weight_decay)
     if settings.weight_decay or not isinstance(momentum, float):
@@ -324,8 +337,26 @@ def _epsilon_schedule(config, steps_per_epoch: int):
         options.setdefault("maximum", config.threat.epsilon)
     total_steps, updates = _length(config, steps_per_epoch)
     schedule = schedules.get(name, total_steps, updates, **options)
+    most = options.get("maximum", config.threat.epsilon)
+    _check_values("epsilon_schedule", "radius", schedule, total_steps, parse_epsilon(most))
     is_number = isinstance(schedule, float)
     return schedules.Linear(schedule, 0.0, steps_per_epoch=updates) if is_number else schedule
+
+
+def _check_values(section: str, what: str, schedule, total_steps: int, most: float) -> None:
+    """Raises a ValueError if a schedule leaves the range from 0 to `most` during the run."""
+    if isinstance(schedule, float):
+        values = [schedule]
+    else:
+        steps = np.linspace(0, total_steps - 1, _PROBED_STEPS).round().astype(int)
+        values = [float(schedule(step)) for step in np.unique(steps)]
+    wrong = [value for value in values if not -_ROUNDING <= value <= most * (1 + _ROUNDING)]
+    if wrong:
+        limit = f"0 to {most:g} (threat.epsilon)" if math.isfinite(most) else "0 or more"
+        raise ValueError(
+            f"A {what} that leaves its range during the run; expected {limit}: change {section}; "
+            f"received {wrong[0]:g}"
+        )
 
 
 def _length(config, steps_per_epoch: int) -> tuple[int, int]:

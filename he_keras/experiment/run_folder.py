@@ -11,12 +11,15 @@ from he_keras.environment import environment
 from he_keras.files import lock, make_writable, read_json, write_json
 
 
-def prepare(folder: pathlib.Path, config: dict) -> None:
-    """Creates the folder, or checks that it holds the same configuration."""
+def prepare(folder: pathlib.Path, config: dict, defaults: dict) -> None:
+    """Creates the folder, or checks that it holds the same configuration.
+
+    `defaults` has the values of keys that were introduced after the folder was made.
+    """
     make_writable(folder, "to the output folder")
     stored = folder / "config.json"
     if stored.exists():
-        _check_same(read_json(stored), config, folder)
+        _check_same({**_flatten(defaults), **_flatten(read_json(stored))}, _flatten(config), folder)
     write_json(stored, config)
     _record_environment(folder / "environment.json", {**environment(), "seed": config.get("seed")})
 
@@ -51,8 +54,7 @@ def _record_environment(path: pathlib.Path, now: dict) -> None:
         write_json(path, {**first, "resumed_in": [*later, now]})
 
 
-def _check_same(stored: dict, config: dict, folder: pathlib.Path) -> None:
-    before, now = _flatten(stored), _flatten(config)
+def _check_same(before: dict, now: dict, folder: pathlib.Path) -> None:
     different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if different:
         changes = ", ".join(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in different)

@@ -109,7 +109,7 @@ class Search:
         self.plain = {**to_plain(config), "search": settings.to_plain()}
         if self.role != "worker":
             with run_folder.held(self.folder, "searches"):
-                run_folder.prepare(self.folder, self.plain)
+                run_folder.prepare(self.folder, self.plain, to_plain(default_config()))
         self.tuner = search.make_tuner(
             settings,
             search.make_hypermodel(self.space, self._build_model, self._run_trial),

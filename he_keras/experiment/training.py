@@ -20,7 +20,12 @@ from he_keras.callbacks.best_checkpoint import save_model
 from he_keras.callbacks.snapshots import Snapshots
 from he_keras.distribution import workers
 from he_keras.experiment import run_folder
-from he_keras.experiment.configuration import build_model, check_config, to_plain
+from he_keras.experiment.configuration import (
+    build_model,
+    check_config,
+    default_config,
+    to_plain,
+)
 
 _SPLITS = ("train", "validation", "test")
 
@@ -136,7 +141,8 @@ class Training:
 
     def _prepare_folder(self) -> None:
         with run_folder.held(self.folder, "trains"):
-            run_folder.prepare(self.folder, to_plain(self.config))
+            defaults = to_plain(default_config())
+            run_folder.prepare(self.folder, to_plain(self.config), defaults)
 
     @contextlib.contextmanager
     def _held_folder(self) -> Iterator[None]:

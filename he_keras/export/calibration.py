@@ -60,7 +60,7 @@ def calibrate(model, dataset, batch_size: int = 250, bounds=None) -> Calibration
     Args:
         model: a classifier that returns logits.
         dataset: held-out images: a data set of `he_keras.data` (not its test split), or two arrays
-            (images, labels); images in [0, 1] or uint8.
+            (images, labels). Images are in [0, 1] or uint8.
         batch_size: images per pass.
         bounds: the bounds of the model's images; default: those of its training, otherwise [0, 1].
 

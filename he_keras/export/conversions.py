@@ -1,9 +1,10 @@
 """Conversions of a served model to other formats, and how much accuracy each one loses.
 
-A conversion is another classifier, because rounding moves its boundaries. So each is scored beside
-the original, on clean test images and on adversarial ones. The adversarial images are crafted for
-the original, which has gradients. For a conversion they are a transfer attack, so its accuracy on
-them is an upper bound of its robustness: attacks on the conversion itself may find more.
+A conversion is another classifier, because rounding moves its boundaries. So each is scored
+together with the original, on clean test images and on adversarial ones. The adversarial images are
+crafted for the original, which has gradients. For a conversion they are a transfer attack, so its
+accuracy on them is an upper bound of its robustness: attacks on the conversion itself may find
+more.
 """
 
 import contextlib

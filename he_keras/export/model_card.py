@@ -9,8 +9,9 @@ import pathlib
 
 from he_keras.attacks import Victim
 from he_keras.environment import environment
-from he_keras.evaluation.run.fingerprint import shown, weights_digest
-from he_keras.evaluation.run.identity import function_differences
+from he_keras.evaluation.run.differences import shown
+from he_keras.evaluation.run.fingerprint import weights_digest
+from he_keras.evaluation.run.identity import function_differences, has_answers
 from he_keras.export.calibration import Calibration
 from he_keras.export.float32_copy import compute_dtypes
 from he_keras.export.served_classifier import ServedClassifier
@@ -119,6 +120,7 @@ def _facts(served: ServedClassifier) -> dict:
     model = served.model
     return {
         "class": type(model).__name__,
+        "conversion": getattr(model, "conversion", None),
         "image_shape": list(served.image_shape),
         "bounds": list(served.bounds),
         "num_classes": served.num_classes,
@@ -189,7 +191,9 @@ def _compared(provenance: Provenance, model) -> tuple[list[str], str]:
     if isinstance(recorded, dict):
         file = provenance.report_file
         folder = pathlib.Path(file).parent if file else None
-        return function_differences(model, recorded, folder), ""
+        is_known = folder is not None and has_answers(folder)
+        note = "" if is_known else "The report is of such a model; its answers are not with it."
+        return function_differences(model, recorded, folder), note
     if recorded is None:
         return [], "The report does not say which model it measured."
     # An earlier he_keras recorded the digest of the weights only.

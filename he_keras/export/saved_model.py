@@ -58,7 +58,7 @@ def export_saved_model(
             size) or "centre-crop" (photographs); default: as `he_keras.data` does at this size.
         top_k: how many classes `scores` and `labels` hold; default: all.
         calibration: what `he_keras.export.calibrate` returned, for the probabilities.
-        conversions: which other formats to add, each scored beside the original.
+        conversions: which other formats to add; each is scored, as is the original.
         provenance: what the model card says about data, settings and evaluation.
         bounds: the bounds of the model's images; default: those of its training, otherwise [0, 1].
 

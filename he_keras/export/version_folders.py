@@ -1,7 +1,7 @@
 """Numbered versions of a served model. Each is complete or not there at all.
 
 TensorFlow Serving looks at a folder every few seconds and loads the largest number. So a version is
-written to a hidden folder beside its place, which is then renamed. The system refuses to rename a
+written to a hidden folder next to its place, which is then renamed. The system refuses to rename a
 folder to a number that is taken. So two exporters never share a number.
 """
 
@@ -23,7 +23,7 @@ _PREFIX = ".partial-"
 def write_version(directory, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Writes the next version of a model and returns its folder.
 
-    Ctrl-C before the renaming leaves nothing behind.
+    Ctrl-C before the renaming leaves no files.
 
     Args:
         directory: the model's folder. Its sub-folders whose names are numbers are the versions.

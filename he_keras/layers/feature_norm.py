@@ -6,7 +6,8 @@ Paper: "Boosting Adversarial Training with Hypersphere Embedding", Eq. 4.
 import keras
 import tensorflow as tf
 
-# A vector shorter than 1e-12 has no direction: it maps to zero and passes no gradient.
+#: A vector shorter than 1e-12 has no direction: it maps to zero and passes no gradient. The l2
+#: pairing of `objectives/alp.py` has the same limit.
 _SMALLEST_SQUARED_NORM = 1e-24
 
 

@@ -1,6 +1,6 @@
 """Networks of the papers: images in [0, 1] in, a feature vector out.
 
-Any `keras.Model` that ends in a feature vector serves as a network of an adversarial model; these
+Any `keras.Model` that ends in a feature vector serves as a network of an adversarial model. These
 are plain functional ones. `get` builds one by its name, `names` lists the names, and the functions
 in CamelCase build a family. All of them take
 
@@ -14,7 +14,7 @@ in CamelCase build a family. All of them take
   strategy;
 * `name`: the name of the model (`get` gives it the name that was asked for).
 
-Convolutions are padded as PyTorch pads them and drawn from N(0, 2 / (k * k * c_out)); batch norm
+Convolutions are padded as PyTorch pads them and drawn from N(0, 2 / (k * k * c_out)). Batch norm
 has momentum 0.9 and epsilon 1e-5. Under a mixed dtype policy the features come in the compute
 dtype.
 

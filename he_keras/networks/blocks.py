@@ -34,7 +34,7 @@ class BlockBuilder:
     Args:
         activation: "relu", "softplus" or "swish".
         synchronized: Whether batch statistics are taken over all replicas.
-        padding: "symmetric" pads all four sides alike, as PyTorch does; "same" pads a strided
+        padding: "symmetric" pads all four sides alike, as PyTorch does. "same" pads a strided
             convolution at the bottom and on the right, as JAX and TensorFlow do.
     """
 

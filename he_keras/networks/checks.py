@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras.arguments import reason_of
 from he_keras.layers.call_context import call_context
 
 #: Side of the images that a network is tried with where it leaves theirs open.
@@ -32,7 +33,30 @@ _SAME_IN_BOTH = (
     keras.layers.AutoContrast,
     keras.layers.MaxNumBoundingBoxes,
 )
+#: What the refusals say of parts that cannot make a classifier.
+NO_FEATURES = (
+    "The network ends in probabilities; expected features: leave out its last layer, the head "
+    "makes logits of what comes before it"
+)
+NO_LOGITS = (
+    "The head does not return logits; expected Dense(classes) without activation (or with "
+    "log_softmax): the losses apply their own"
+)
+ONE_UNIT = (
+    "The head has one unit; expected one logit for each class: Dense(2) for two classes, with "
+    "labels 0 and 1"
+)
 _OURS = ("keras", "he_keras")
+#: These hand on in inference mode what they get.
+_HANDING_ON = (
+    keras.layers.ActivityRegularization,
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+)
 
 
 def check_single(model, name: str) -> None:
@@ -64,21 +88,12 @@ def check_parts(network, head) -> None:
     check_single(network, "network")
     activation = last_activation(network)
     if activation in _DISTRIBUTIONS:
-        raise ValueError(
-            "The network ends in probabilities; expected features: leave out its last layer, the "
-            f"head makes logits of what comes before it; received activation={activation!r}"
-        )
+        raise ValueError(f"{NO_FEATURES}; received activation={activation!r}")
     activation = last_activation(head)
     if activation not in (None, *_LOGITS):
-        raise ValueError(
-            "The head does not return logits; expected Dense(classes) without activation (or with "
-            f"log_softmax): the losses apply their own; received activation={activation!r}"
-        )
+        raise ValueError(f"{NO_LOGITS}; received activation={activation!r}")
     if getattr(_last_layer(head), "units", None) == 1:
-        raise ValueError(
-            "The head has one unit; expected one logit for each class: Dense(2) for two classes, "
-            "with labels 0 and 1; received units=1"
-        )
+        raise ValueError(f"{ONE_UNIT}; received units=1")
 
 
 def last_activation(model) -> str | None:
@@ -102,15 +117,28 @@ def last_activation(model) -> str | None:
 
 
 def _last_layer(model):
-    """Returns the layer or operation that a model ends in, or None where that is unknown."""
+    """Returns the layer or operation that gives a model's values; None where that is unknown.
+
+    Layers that hand on what they get in inference mode are passed over.
+    """
     if isinstance(model, keras.Model):
         outputs = getattr(model, "outputs", None)
         if outputs:
-            return _last_layer(outputs[0]._keras_history.operation)
-        if type(model) is keras.Sequential and model.layers:
-            return _last_layer(model.layers[-1])
+            return _last_layer(_source(outputs[0]))
+        if type(model) is keras.Sequential:
+            layers = [each for each in model.layers if not isinstance(each, _HANDING_ON)]
+            return _last_layer(layers[-1]) if layers else None
         return None
     return model if isinstance(model, keras.Operation) else None
+
+
+def _source(tensor):
+    """Returns the operation of a functional model that computes a symbolic tensor's values."""
+    operation, call_number, _ = tensor._keras_history
+    while isinstance(operation, _HANDING_ON):
+        tensor = operation._inbound_nodes[call_number].input_tensors[0]
+        operation, call_number, _ = tensor._keras_history
+    return operation
 
 
 def feature_shape(network, input_shape) -> tuple:
@@ -129,30 +157,70 @@ def feature_shape(network, input_shape) -> tuple:
         >>> feature_shape(keras.layers.Flatten(), (None, 2, 2, 3))
         (None, 12)
     """
-    is_default = type(network).build in (keras.layers.Layer.build, keras.Model.build)
-    if not network.built and not is_default:
-        network.build(input_shape)
-    images = keras.KerasTensor(input_shape, dtype="float32")
-    try:
-        with call_context(training=False):
-            outputs = network.compute_output_spec(images)
-    except Exception:  # noqa: BLE001
-        # A network may be any code, of which only some runs on symbols.
-        outputs = _answer_to_zeros(network, input_shape)
-    shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape), outputs)
-    if keras.tree.is_nested(outputs) or len(shapes) != 2 or shapes[1] is None:
+    shape = _shape_of_answer(network, input_shape)
+    if not _is_vector(shape):
         raise ValueError(
             "The network must end in a feature vector; expected one output of shape (batch, "
-            "features): add global pooling or Flatten; "
-            f"received output shape {shapes}"
+            f"features): add global pooling or Flatten; received output shape {shape}"
         )
-    return (None, shapes[1])
+    return (None, shape[1])
+
+
+def number_of_classes(head, shape) -> int:
+    """Builds a head for features of this shape and returns the number of its logits.
+
+    Args:
+        head: a Keras layer.
+        shape: shape of a batch of feature vectors.
+
+    Example:
+        >>> import keras
+        >>> from he_keras.networks.checks import number_of_classes
+        >>> number_of_classes(keras.layers.Dense(3), (None, 12))
+        3
+    """
+    answer = _shape_of_answer(head, shape)
+    if not _is_vector(answer):
+        raise ValueError(f"{NO_LOGITS}; received output shape {answer}")
+    if answer[1] == 1:
+        raise ValueError(f"{ONE_UNIT}; received 1 logit")
+    return answer[1]
+
+
+def _is_vector(shape) -> bool:
+    return isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], int)
+
+
+def _shape_of_answer(layer, input_shape):
+    """Builds a layer and returns the shape of what it answers, or shapes if it is several."""
+    is_default = type(layer).build in (keras.layers.Layer.build, keras.Model.build)
+    if not layer.built and not is_default:
+        layer.build(input_shape)
+    inputs = keras.KerasTensor(input_shape, dtype="float32")
+    try:
+        with call_context(training=False):
+            outputs = layer.compute_output_spec(inputs)
+    except Exception:  # noqa: BLE001
+        # A layer may be any code, of which only some runs on symbols.
+        outputs = _answer_to_zeros(layer, input_shape)
+    return keras.tree.map_structure(lambda tensor: tuple(tensor.shape), outputs)
 
 
 def _answer_to_zeros(network, input_shape):
-    sides = [side or _ANY_SIDE for side in input_shape[1:]]
-    with tf.init_scope():
-        return network(tf.zeros([1, *sides]), training=False)
+    images = np.zeros([1, *sides_of(input_shape)], "float32")
+    try:
+        with tf.init_scope():
+            return network(tf.constant(images), training=False)
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise ValueError(
+            "The network does not run on images; expected one that takes a batch of images, here "
+            f"of shape {images.shape}; received {type(network).__name__}: {reason_of(error)}"
+        ) from error
+
+
+def sides_of(input_shape) -> tuple:
+    """Returns the shape of one image of this kind, with some size where it is open."""
+    return tuple(side or _ANY_SIDE for side in input_shape[1:])
 
 
 def augmentation_layers(network) -> list[str]:

@@ -16,6 +16,7 @@ from he_keras.arguments import check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass, unscaled
 from he_keras.objectives.registry import register
 
+#: The square of 1e-12, as in `layers/feature_norm.py`: below it the square root has no gradient.
 _SMALLEST_SQUARED_NORM = 1e-24
 
 

@@ -2,8 +2,8 @@
 
 Paper: Wu et al. 2020, "Adversarial weight perturbation helps robust generalization"; RAT's released
 code contains it. A proxy of the model makes one step of gradient *ascent* on the training loss of
-the batch; for each weight tensor w with two axes or more the difference d is rescaled to the
-tensor's own length, and the loss is minimised at the perturbed weights:
+the batch. For each weight tensor w with two axes or more, the difference d is rescaled to the
+tensor's own length. The loss is minimised at the perturbed weights:
 
     v = gamma * |w| * d / |d|,    w <- w - lr * grad loss(w + v)
 
@@ -45,7 +45,7 @@ class AWP(WrappedObjective):
         threat: the threat model trained against; None if the base is an objective.
         base: the objective: an `Objective`, a name, or `{"name": "trades", "beta": 6.0}`.
         gamma: length of the perturbation of a tensor, relative to the tensor's. The default is the
-            released code's for TRADES (after ten epochs of warm-up, RAT's too); for plain
+            released code's for TRADES (after ten epochs of warm-up, RAT's too). For plain
             adversarial training that code has 0.01 (without warm-up).
         warm_up_steps: training steps without perturbation (RAT's code: ten epochs of them).
         **kwargs: further arguments of a base given by name.

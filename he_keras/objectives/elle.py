@@ -2,19 +2,20 @@
 
 Paper: Abad Rocamora et al. 2024, "Efficient local linearity regularization to overcome catastrophic
 overfitting".
-Loss: `CE(o(x'), y) + lambda * (l(z) - (1 - a) * l(z1) - a * l(z2))**2`, with l the cross-entropy to
-y, z1 and z2 uniform in the threat model around x, a uniform in [0, 1], `z = (1 - a) * z1 + a * z2`
-and x' FGSM's example. Unlike GradAlign it needs no gradient of a gradient.
+Loss: `CE(o(x'), y) + lambda * (l(z) - (1 - a) * l(z1) - a * l(z2))**2`, where l is the
+cross-entropy to y. z1 and z2 are uniform in the threat model around x, and a is uniform in [0, 1].
+`z = (1 - a) * z1 + a * z2`, and x' is FGSM's example. Unlike GradAlign it needs no gradient of a
+gradient.
 
-ELLE-A (`adaptive=True`): lambda starts at 0. When the mean error of a batch exceeds the mean of all
-earlier batches by two standard deviations, lambda becomes `penalty_weight` from the next batch on;
-otherwise it is multiplied by 0.99. As in the released code, this begins after three batches.
+ELLE-A (`adaptive=True`): lambda starts at 0. If the mean error of a batch exceeds the mean of all
+earlier batches by two standard deviations, lambda becomes `penalty_weight` from the next batch on.
+Otherwise it is multiplied by 0.99. As in the released code, this begins after three batches.
 
 As in the released code, FGSM starts at the image, and the three points pass through the network as
 one batch in training mode. With an HE head the penalty sees what the adversary sees: scaled logits
 without margin, and no label smoothing.
 
-Deviations: z1 and z2 are clipped to the bounds, as is x'; the adversary runs in inference mode, as
+Deviations: z1 and z2 are clipped to the bounds, as is x'. The adversary runs in inference mode, as
 in `FastAT`.
 Cost per example: 5 forward, 1 input-gradient and 4 full backward passes.
 """
@@ -45,7 +46,8 @@ class ELLE(FastAT):
     """Trains on single-step examples, with a loss that is linear around each image.
 
     Batch-norm statistics come from the adversarial training pass, then from the one pass over all
-    three points; with `attack_training_mode=True` from the attack's pass before them.
+    three points. With `attack_training_mode=True` they also come from the attack's pass before
+    them.
 
     With `adaptive=True`, `fit` reports the weight of the penalty as `penalty_weight`.
 
@@ -121,7 +123,7 @@ class ELLE(FastAT):
         return tf.square(loss_between - (1.0 - share) * first_loss - share * second_loss)
 
     def logs(self) -> dict:
-        """Returns what `fit` reports beside metrics: the weight of ELLE-A."""
+        """Returns what `fit` reports in addition to metrics: the weight of ELLE-A."""
         return {} if self._watch is None else {"penalty_weight": self._watch.weight()}
 
     def state_arrays(self) -> dict[str, np.ndarray]:

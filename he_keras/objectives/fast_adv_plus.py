@@ -5,7 +5,7 @@ robust accuracy, watched by `callbacks.OverfittingGuard(on_collapse="recover")`,
 `recovery_batches` batches are trained on PGD examples, which brings robustness back without going
 back to older weights. Then single steps follow again.
 
-Deviations: the paper leaves the number of PGD steps to the reader; here it is PGD-10 with Madry's
+Deviations: the paper leaves the number of PGD steps to the reader. Here it is PGD-10 with Madry's
 step from a uniform start. The adversary runs in inference mode, as in `FastAT`.
 Cost per example: that of `FastAT`; in recovery K (forward + backward), then 1 forward + 1 full
 backward.

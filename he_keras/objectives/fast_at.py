@@ -6,7 +6,7 @@ start and is clipped to ball and box. The released code uses a triangular learni
 `schedules`) and stops on catastrophic overfitting (see `callbacks.OverfittingGuard`). Its start
 from the perturbation of the batch before, which no experiment uses, is left out.
 
-Deviation: the adversary runs in inference mode; the released code attacks in training mode, which
+Deviation: the adversary runs in inference mode. The released code attacks in training mode, which
 updates batch-norm statistics a second time: `attack_training_mode=True`.
 Cost per example: 2 forward, 1 input-gradient and 1 full backward pass.
 """

@@ -1,14 +1,14 @@
 """FreeAT: adversarial training at the cost of standard training.
 
 Paper: Shafahi et al. 2019; HE on ImageNet: "Boosting Adversarial Training with Hypersphere
-Embedding", Table 4. Each mini-batch is replayed m times; one backward pass gives the gradient of
+Embedding", Table 4. Each mini-batch is replayed m times. One backward pass gives the gradient of
 the weights and of the perturbation. The weight update uses the perturbation *before* its own
-update. The perturbation persists across mini-batches and epochs; the released ImageNet code is
-followed: it is kept in the ball, only the perturbed image is clipped to the box (whose saturated
-pixels have a zero gradient), and the step size is epsilon (the paper's text says 1/255 at 4/255).
-As that gradient is the training loss's own, the perturbation sees the margin
-of an HE head and the label smoothing, in training mode, unlike the adversaries of PGD-AT and
-others. A margin alone makes that gradient longer, and leaves its direction and so the step.
+update. The perturbation persists across mini-batches and epochs. As in the released ImageNet code,
+it is kept in the ball. Only the perturbed image is clipped to the box, whose saturated pixels have
+a zero gradient. The step size is epsilon (the paper's text says 1/255 at 4/255). That gradient is
+the training loss's own. So, unlike the adversaries of PGD-AT and others, the perturbation sees the
+margin of an HE head, the label smoothing and training mode. A margin alone makes that gradient
+longer, and leaves its direction and so the step.
 
 Cost per update: one forward and one full backward pass.
 """
@@ -32,7 +32,7 @@ class FreeAT(Objective):
 
     Batch-norm statistics come from every replay's adversarial pass: the one pass serves both
     purposes. There is no inner maximisation: `craft` returns the images with the perturbation that
-    earlier updates left behind, clipped to the box. The perturbation is part of the training state:
+    earlier updates left, clipped to the box. The perturbation is part of the training state:
     checkpoints and `.keras` files hold it.
 
     Args:
@@ -92,7 +92,7 @@ class FreeAT(Objective):
         noise = self.noise.first_rows(tf.shape(images)[0])
         if self.epsilon_schedule is None:
             return noise
-        # Left behind by a batch that may have had a larger radius.
+        # Left by a batch that may have had a larger radius.
         return self.sizes_at(step_number).threat.project_perturbation(noise)
 
     def state_arrays(self) -> dict[str, np.ndarray]:

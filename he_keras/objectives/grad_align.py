@@ -1,19 +1,19 @@
 """GradAlign: single-step training that keeps the loss gradient aligned within the threat model.
 
 Paper: Andriushchenko and Flammarion 2020, "Understanding and improving fast adversarial training".
-Loss: `CE(o(x'), y) + lambda * (1 - cos(g(x), g(x + u)))`, with `g(z)` the gradient of
-`CE(o(z), y)` by the image z, u uniform in the threat model, and x' FGSM's example. After
-catastrophic overfitting the two gradients are nearly orthogonal; the penalty keeps single steps
-useful at large epsilon. As in the released code, FGSM starts at the image, all passes of the
-penalty run in training mode, and only `g(x + u)` is differentiated by the weights. The paper's
-formula differentiates both gradients: `detach_clean_gradient=False`.
+Loss: `CE(o(x'), y) + lambda * (1 - cos(g(x), g(x + u)))`, where `g(z)` is the gradient of
+`CE(o(z), y)` by the image z. u is uniform in the threat model, and x' is FGSM's example. After
+catastrophic overfitting the two gradients are nearly orthogonal. The penalty keeps single steps
+useful at large epsilon. Three things are as in the released code. FGSM starts at the image. All
+passes of the penalty run in training mode. Only `g(x + u)` is differentiated by the weights. The
+paper's formula differentiates both gradients: `detach_clean_gradient=False`.
 
 With an HE head the penalty sees what the adversary sees: scaled logits without margin, and no label
 smoothing.
 
-Deviations: an example with a zero gradient adds no penalty (the released code leaves it out of the
-mean over the batch); x + u is clipped to the bounds; the adversary runs in inference mode, as in
-`FastAT`, so that g(x) is computed once more, where the released code's adversary shares it.
+Deviations: an example with a zero gradient adds no penalty. The released code leaves it out of the
+mean over the batch. x + u is clipped to the bounds. The adversary runs in inference mode, as in
+`FastAT`. So g(x) is computed once more, where the released code's adversary shares it.
 Cost per example: 4 forward, 3 input-gradient and 1 full backward pass, and a double backward pass,
 which costs about two full ones.
 """
@@ -28,8 +28,8 @@ from he_keras.objectives.fast_at import FastAT, radius_of_papers
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register
 
-# Number of a random stream: any. It keeps the draw of the penalty apart from the start of the
-# adversary, which uses the step's seed itself.
+# Number of a random stream; any would do. It keeps the draw of the penalty apart from the start of
+# the adversary, which uses the step's seed itself.
 _STREAM = 7_001
 
 
@@ -39,7 +39,8 @@ class GradAlign(FastAT):
     """Trains on single-step examples, with aligned input gradients.
 
     Batch-norm statistics come from the adversarial training pass, then from the clean and from the
-    noisy pass of the penalty; with `attack_training_mode=True` from the attack's pass before them.
+    noisy pass of the penalty. With `attack_training_mode=True` they also come from the attack's
+    pass before them.
 
     Args:
         threat: the threat model trained against.
@@ -143,8 +144,8 @@ def _input_gradient(model, images, labels, training: bool):
 def _unit_rows(tensor):
     """Rows of unit length, zero rows left as they are, and which rows are zero."""
     rows = tf.reshape(tensor, [tf.shape(tensor)[0], -1])
-    # The squares of a confident model's gradients would underflow; a cosine knows no lengths, so
-    # that the factor may be a constant to the gradient.
+    # The squares of a confident model's gradients would underflow. A cosine does not depend on
+    # lengths, so the gradient may take the factor as constant.
     largest = tf.stop_gradient(tf.reduce_max(tf.abs(rows), axis=-1, keepdims=True))
     is_zero = largest[:, 0] == 0.0
     rows = tf.math.divide_no_nan(rows, largest)

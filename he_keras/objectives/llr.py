@@ -1,21 +1,22 @@
 """LLR: trains on clean images and penalises how far the loss around them is from linear.
 
 Paper: Qin et al. 2019, "Adversarial robustness through local linearization".
-Loss: `l(x) + lambda * g(d; x) + mu * |<d, G>|` with `G = grad l(x)`, the deviation from the tangent
-plane `g(d; x) = |l(x + d) - l(x) - <d, G>|`, and d the most non-linear perturbation found. As
-`l(x + d)` exceeds `l(x)` by at most `g + |<d, G>|`, this bounds the adversarial loss. The gradient
-of the weights goes through G (double backward) and takes d as constant.
+Loss: `l(x) + lambda * g(d; x) + mu * |<d, G>|` with `G = grad l(x)`. Here
+`g(d; x) = |l(x + d) - l(x) - <d, G>|` is the deviation from the tangent plane, and d the most
+non-linear perturbation found. As `l(x + d)` exceeds `l(x)` by at most `g + |<d, G>|`, this bounds
+the adversarial loss. The gradient of the weights goes through G (double backward) and takes d as
+constant.
 
-The released code is followed: a uniform start, Adam with rate 0.1 on the perturbation (at such a
-rate it jumps between the corners of the ball), projected after each step; a search that ascends
-`sgn * grad l(x + d)` without the plane's own gradient (`linear_term=True` has it); a radius that
-grows linearly over the first 500 steps; and in training the batch-norm statistics of the clean
-batch for every pass, the gradient flowing through them. So the nominal pass and `l(x)` of the
-regulariser are the same number, and one pass serves for both; the released code makes two.
-Its weights differ from the paper's: see `weights`.
+The released code is followed. The search starts at a uniform point. Adam with rate 0.1 moves the
+perturbation, which is projected after each step. At such a rate it jumps between the corners of the
+ball. The search ascends `sgn * grad l(x + d)` without the plane's own gradient (`linear_term=True`
+has it). The radius grows linearly over the first 500 steps. In training, every pass uses the
+batch-norm statistics of the clean batch, and the gradient flows through them. So the nominal pass
+and `l(x)` of the regulariser are the same number, and one pass serves for both. The released code
+makes two. Its weights differ from the paper's: see `weights`.
 
 `l` is the loss that is trained, in the search too: with the margin of an HE head and with label
-smoothing. It is the bound on that loss that is minimised.
+smoothing. What is minimised is the bound on that loss.
 
 The loss needs second derivatives: a network with a smooth activation (`activation="softplus"`, as
 in the released code, or "swish"). ReLU is not refused, but is piecewise linear: its own second
@@ -66,9 +67,9 @@ class LLR(Objective):
     which is no robust accuracy: the search looks for curvature, not for errors. Batch-norm
     statistics come from the nominal pass.
 
-    With `statistics="batch"` the compared passes share the statistics of the clean batch; layers
-    other than batch norm that depend on the mode (dropout) run in training mode in the nominal
-    pass only. "moving" compares passes in inference mode, beside the nominal pass.
+    With `statistics="batch"` the compared passes share the statistics of the clean batch. Layers
+    other than batch norm that depend on the mode (dropout) run in training mode in the nominal pass
+    only. "moving" compares passes in inference mode, in addition to the nominal pass.
 
     Args:
         threat: the threat model trained against.
@@ -80,7 +81,7 @@ class LLR(Objective):
         linearity_weight: lambda, in place of that of `weights`.
         slope_weight: mu, in place of that of `weights`.
         optimizer: of the search: "adam" or "sign" (steepest steps).
-        learning_rate: of Adam, as a share of the width of the pixel bounds; unlike a step size, it
+        learning_rate: of Adam, as a share of the width of the pixel bounds. Unlike a step size, it
             does not follow an epsilon schedule.
         step_size: of "sign"; default 2.5 * epsilon / num_steps.
         linear_term: whether the search follows the whole gradient of the deviation.
@@ -189,7 +190,7 @@ class LLR(Objective):
         deviation = self.cross_entropy(model, logits, labels) - clean.tangent.loss - slope
         nominal_logits, nominal = clean.logits, clean.tangent.loss
         if training and not by_batch:
-            # Last, for it changes the averages that the others, and the search, compare by.
+            # Last, because it changes the averages that the search and the other passes use.
             nominal_logits = model(images, training=True)
             nominal = self.cross_entropy(model, nominal_logits, labels)
         losses = (
@@ -242,7 +243,7 @@ def pass_with_statistics(model, images, update: bool):
     Args:
         model: a built Keras model.
         images: the batch.
-        update: whether the pass leaves behind what a training pass does: moving averages, states
+        update: whether the pass changes what a training pass does: moving averages, states
             of random layers. If not, no variable changes.
     """
     layers = _normalizations(model)

@@ -1,8 +1,8 @@
 """How far a loss is from linear within the threat model, and where it is furthest.
 
-Paper: Qin et al. 2019, "Adversarial robustness through local linearization". With the loss `l` of
-an image x and its gradient G there, `g(d; x) = |l(x + d) - l(x) - <d, G>|` is the deviation from
-the tangent plane at the perturbation d, and `gamma(epsilon, x)` its largest value in the ball.
+Paper: Qin et al. 2019, "Adversarial robustness through local linearization". Let `l` be the loss of
+an image x, and G its gradient there. Then `g(d; x) = |l(x + d) - l(x) - <d, G>|` is the deviation
+from the tangent plane at the perturbation d. `gamma(epsilon, x)` is its largest value in the ball.
 """
 
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def most_nonlinear_point(
 
 
 def _initial_state(search: Search, images, start) -> _State:
-    # What a setting does not need is one number an example, so that the state keeps its structure.
+    # An entry that a setting does not need has one number for each example: the form is the same.
     unused = tf.zeros(tf.shape(images)[:1], images.dtype)
     return _State(
         start,

@@ -2,11 +2,11 @@
 
 Paper: Wang et al. 2020, "Improving adversarial robustness requires revisiting misclassified
 examples".
-Loss: `BCE(o(x'), y) + beta * (1 - q_y) * KL(q || p)`, with q and p the predictions on x and x'.
-The boosted cross-entropy is `BCE = -log p_y - log(1.0001 - max_{k != y} p_k)`; the adversary is
-PGD-AT's. As in the released code, the constant 1.0001 (1 in the paper) keeps the second logarithm
-finite, the gradient also flows through q and through its weight `1 - q_y`, and beta = 6 (5 in the
-released script for ResNet-18).
+Loss: `BCE(o(x'), y) + beta * (1 - q_y) * KL(q || p)`, with q and p the predictions on x and x'. The
+boosted cross-entropy is `BCE = -log p_y - log(1.0001 - max_{k != y} p_k)`. The adversary is
+PGD-AT's. Three things are as in the released code. The constant 1.0001 (1 in the paper) keeps the
+second logarithm finite. The gradient also flows through q and through its weight `1 - q_y`. beta is
+6 (5 in the released script for ResNet-18).
 
 With an HE head (not part of the paper) the boosted cross-entropy takes the place of PGD-AT's loss:
 the margin enters both of its logarithms. It enters neither the divergence, nor its weight, nor the

@@ -7,9 +7,9 @@ away from the clean ones: the strong noise and the missing projection prevent ca
 overfitting at large epsilon. As in the released code, pixels are clipped to the bounds after the
 noise and after the step (the paper's formula has neither).
 
-Deviations: the adversary runs in inference mode; the released code attacks in training mode, which
+Deviations: the adversary runs in inference mode. The released code attacks in training mode, which
 updates batch-norm statistics a second time: `attack_training_mode=True`. The paper covers linf
-only; for l2 and l1 the noise is uniform in the ball of radius k * epsilon, and the step is the
+only. For l2 and l1 the noise is uniform in the ball of radius k * epsilon, and the step is the
 norm's.
 Cost per example: 2 forward, 1 input-gradient and 1 full backward pass.
 """

@@ -27,7 +27,7 @@ from he_keras import losses
 from he_keras.arguments import check_number
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.projected_gradient import ProjectedGradient
-from he_keras.configurable import Configurable
+from he_keras.configurable import Configurable, Sealed
 from he_keras.threat import ThreatModel, with_radius
 
 # PAS's own: keeps the share of a radius finite.
@@ -49,7 +49,7 @@ class TrainingPass(NamedTuple):
 
 
 class TrainingStep(NamedTuple):
-    """What one training step has beside images and labels.
+    """What one training step has in addition to images and labels.
 
     Attributes:
         seed: int pair that fixes every random draw.
@@ -86,8 +86,11 @@ class Sizes(NamedTuple):
         return nominal if isinstance(nominal, (bool, str)) else nominal * self.share
 
 
-class Objective(Configurable):
+class Objective(Configurable, Sealed):
     """Base class of training objectives.
+
+    A subclass sets its attributes in its `__init__`. Afterwards only attributes whose names begin
+    with an underscore can be set.
 
     With a schedule, `fit` reports the radius of the last batch as `epsilon`. Evaluation never
     follows the schedule: `robust_accuracy` is measured at the threat model's own epsilon. PAS's
@@ -98,10 +101,10 @@ class Objective(Configurable):
         label_smoothing: r of `losses.smoothed_cross_entropy`; 0 for none.
         epsilon_schedule: a Keras `LearningRateSchedule` that gives the radius e_t of training step
             t, 0 included. Steps are counted as for the learning rate: by batches, and by updates
-            where an objective makes several of a batch (FreeAT); a batch has one radius.
+            where an objective makes several of a batch (FreeAT). A batch has one radius.
         step_size_schedule: the same for the adversary's step size. Default: with an epsilon
             schedule, the step size times `e_t / (epsilon + 1e-6)`, as in PAS. A numeric radius of
-            the random start is scaled likewise.
+            the random start is scaled too.
 
     Example:
         >>> import he_keras as he
@@ -161,11 +164,11 @@ class Objective(Configurable):
             threat = with_radius(self.threat, epsilon)
             share = epsilon / (self.threat.epsilon + _SMALL_RADIUS)
         if self.step_size_schedule is not None:
-            step_size = tf.cast(self.step_size_schedule(step), tf.float32)
+            step_size = tf.maximum(tf.cast(self.step_size_schedule(step), tf.float32), 0.0)
         return Sizes(threat, share, step_size)
 
     def logs(self) -> dict:
-        """Returns what `fit` reports beside metrics and the radius; most objectives add nothing."""
+        """Returns what `fit` reports in addition to metrics and the radius: mostly nothing."""
         return {}
 
     def logs_at(self, step_number) -> dict:
@@ -323,7 +326,7 @@ def _check_schedule(name: str, schedule, threat) -> None:
         )
     if threat is None:
         raise ValueError(
-            f"{name} without an adversary; expected a threat model beside it; received threat=None"
+            f"{name} without an adversary; expected a threat model with it; received threat=None"
         )
 
 

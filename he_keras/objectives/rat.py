@@ -3,10 +3,10 @@
 Paper: "Randomized Adversarial Training via Taylor Expansion" (Jin et al. 2023), "+1st+2nd", around
 TRADES or adversarial training. The released code of the TRADES variant is followed:
 
-1. The adversarial images x* are crafted by the base at weights whose convolution kernels (those of
-   shortcuts too) have noise `weight_noise * N(0, I)` added, one draw a batch.
-2. L0 and L1 are the cross-entropies of the batch on x and on x*; a_c and b_c the derivatives of L0
-   and L1 by the last layer's weights, summed over the inputs of class c.
+1. The base crafts the adversarial images x* at noisy weights. Noise `weight_noise * N(0, I)`, one
+   draw a batch, is added to the convolution kernels, those of shortcuts too.
+2. L0 and L1 are the cross-entropies of the batch on x and on x*. a_c and b_c are the derivatives of
+   L0 and L1 by the last layer's weights, summed over the inputs of class c.
 3. A vector v becomes soft labels: with `u = v - min v`, the wrong classes of an example share
    `label_share` in proportion to u, and its true class y gets the rest. They are constants:
    `t1 = T(|a| - |b|)`, `t1' = T(|b| - |a|)`, `t2 = T(a^2 - b^2)`, `t2' = T(b^2 - a^2)`.
@@ -17,23 +17,24 @@ TRADES or adversarial training. The released code of the TRADES variant is follo
        F2 = (KL(t2 || p*) + KL(t2' || p)) / 2                       mode="symmetric"
        F2 = (KL(t2' || p*) + KL(t2' || p)) / 2                      mode="released"
 
-"Second order" is the code's word for a squared first derivative; no Hessian is computed. Its F2
-uses t2' twice where the line above it uses both: `mode="symmetric"` corrects that. With a base of
-adversarial training (PGDAT, FastAT, N-FGSM), which RAT's text reports and its code lacks, L1 takes
-the place of `L0 + beta * KL` and `(1 - alpha) * L1` that of `(1 - alpha) * L0`.
+"Second order" is the code's word for a squared first derivative. No Hessian is computed. Its F2
+uses t2' twice where the line above it uses both: `mode="symmetric"` corrects that. RAT's text also
+reports a base of adversarial training (PGDAT, FastAT, N-FGSM), which its code lacks. There L1 takes
+the place of `L0 + beta * KL`, and `(1 - alpha) * L1` that of `(1 - alpha) * L0`.
 
 HE heads (not part of the paper). L0 and L1 have the margin, p and p* do not, as in TRADES. The
-logits do not depend on the length of a class's weight vector W_c; nor should the statistics, but
-`dL/dW_c = (s / |W_c|) sum_i r_ic (z_i - cos_ic w_c)` for unit vectors z, w and residuals r (for
-m-HE with the slope of the angle) is inversely proportional to it. The derivative by the unit vector
-w_c is taken instead: the same without the division. Without weight normalisation it is that by W_c.
+logits do not depend on the length of a class's weight vector W_c, nor should the statistics. But
+the derivative by W_c is inversely proportional to that length. It is
+`dL/dW_c = (s / |W_c|) sum_i r_ic (z_i - cos_ic w_c)` for unit vectors z, w and residuals r. For
+m-HE these include the slope of the angle. So the derivative by the unit vector w_c is taken: the
+same without the division. Without weight normalisation it is that by W_c.
 
 Deviations: where no wrong class has a share (0 / 0 in the code) they share equally. Sample weights
 enter L0 and L1. The statistics are those of the batches of all replicas together. The released code
 repeats its training-mode passes, eight in all, which changes nothing but moving batch-norm
 statistics: `repeat_passes=True`.
-Cost: the base's, for adversarial training one forward and full backward pass more, and two backward
-passes through the head; with `repeat_passes` six forward passes.
+Cost: the base's, and two backward passes through the head. Adversarial training takes one forward
+and full backward pass more. `repeat_passes` adds six forward passes.
 """
 
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ from he_keras.objectives.variable_overrides import VariableOverrides
 from he_keras.objectives.wrapped import WrappedObjective, check_single_update
 
 MODES = ("released", "symmetric")
-# Number of a random stream: any.
+# Number of a random stream; any would do.
 _NOISE_STREAM = 1
 
 
@@ -61,7 +62,7 @@ _NOISE_STREAM = 1
 class RAT(WrappedObjective):
     """Adds first- and second-order terms to TRADES or to adversarial training.
 
-    Batch-norm statistics come from a clean and an adversarial pass, in this order; an adversary in
+    Batch-norm statistics come from a clean and an adversarial pass, in this order. An adversary in
     training mode works on the noisy copy and leaves none.
 
     Args:
@@ -70,9 +71,9 @@ class RAT(WrappedObjective):
             FastAT, NFGSM): an `Objective`, a name, or `{"name": "trades", "beta": 6.0}`.
         mode: "released", or "symmetric" with the slip in the second term corrected.
         alpha: weight of the terms; the cross-entropy has `1 - alpha`.
-        second_order_ratio: weight of F2 relative to F1: 0.5, or 0.4 as in the released file with
-            AWP for ResNet-18 (0.05 or 0.04 for each pair of divergences at alpha = 0.2); 0 for the
-            first order alone.
+        second_order_ratio: weight of F2 relative to F1. The default is 0.5. The released file with
+            AWP for ResNet-18 has 0.4. (At alpha = 0.2 that is 0.05 or 0.04 for each pair of
+            divergences.) 0 takes the first order alone.
         label_share: share of the wrong classes in the soft labels. Default `1 - 2 / classes`, which
             gives the released 0.8 for 10 and 0.98 for 100 classes: the true class has twice what
             equal shares would give it (with two classes: all).
@@ -197,6 +198,12 @@ class _Recorder:
     """A model for a base's `forward` that keeps features and logits of every pass."""
 
     def __init__(self, model) -> None:
+        if getattr(model, "has_own_call", False):
+            raise ValueError(
+                "RAT computes features and logits apart; expected a model whose `call` is that of "
+                "HEAdversarialModel: override `features` instead; received "
+                f"{type(model).__name__}.call"
+            )
         self._model = model
         self.head = model.head
         self.passes: list[_Pass] = []

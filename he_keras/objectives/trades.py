@@ -8,7 +8,7 @@ clean prediction held constant. The defaults follow the released code: beta = 6,
 prints a cross-entropy between the two predictions in place of KL: `divergence="cross-entropy"`.
 
 The adversary computes the clean prediction once per batch, since in inference mode it cannot change
-between steps; the released loop recomputes it at every step. Deviation for l2: the adversary takes
+between steps. The released loop recomputes it at every step. Deviation for l2: the adversary takes
 normalised gradient steps where the released code runs SGD on the perturbation.
 Cost per example: K (forward + backward) + 1 forward, then 2 forward + 2 full backward.
 """
@@ -28,8 +28,8 @@ DIVERGENCES = {"kl": losses.kl_divergence, "cross-entropy": losses.soft_cross_en
 class TRADES(IteratedObjective):
     """Trains on clean images and keeps the prediction constant within the threat model.
 
-    Batch-norm statistics come from both training passes: first clean, then adversarial (as in the
-    HE release; the original TRADES code passes the clean batch once more).
+    Batch-norm statistics come from both training passes: first clean, then adversarial, as in the
+    HE release. The original TRADES code passes the clean batch once more.
 
     Args:
         threat: the threat model trained against.

@@ -1,13 +1,20 @@
 """What a batch for `fit` and `evaluate` must look like: images within bounds, and class numbers."""
 
+import re
+
 import keras
 import tensorflow as tf
 
 from he_keras.threat import ThreatModel
 
+#: Room for the rounding of a division by 255 in float32.
 _BOUND_TOLERANCE = 1e-6
 #: Under bounds as wide as this, an image of values in [0, 1] is as good as black.
 _WIDE = 100.0
+#: Arrays are checked in parts of so many examples.
+_CHUNK = 4096
+#: What TensorFlow makes of a failed assertion with a message and two numbers.
+_REFUSED = re.compile(r"assertion failed: \[([A-Z][^\n]*? in)\] \[(\S+)\] \[(\S+)\]")
 
 
 def unpack(data, threat: ThreatModel | None):
@@ -27,7 +34,47 @@ def unpack(data, threat: ThreatModel | None):
     if threat is not None:
         images = _within_bounds(images, *threat.bounds)
         images = _in_units(images, *threat.bounds)
-    return images, tf.cast(tf.reshape(labels, [-1]), tf.int32), sample_weight
+    labels = tf.reshape(labels, [-1])
+    images = _of_whole_labels(images, labels)
+    if sample_weight is not None:
+        images = _of_positive_weights(images, tf.convert_to_tensor(sample_weight))
+    return images, tf.cast(labels, tf.int32), sample_weight
+
+
+def of_classes(images, labels, sample_weight, num_classes: int):
+    """Returns a batch; labels that are none of a model's classes raise an error in the step."""
+    inside = (labels >= 0) & (labels < num_classes)
+    message = f"Label outside the classes; expected 0..{num_classes - 1}; received labels in"
+    return _only_if(tf.reduce_all(inside), images, message, labels), labels, sample_weight
+
+
+def check_arrays(images, labels, threat: ThreatModel | None, num_classes: int | None) -> None:
+    """Raises a ValueError for arrays that some step would refuse, before anything is traced.
+
+    Args:
+        images: what `fit` was given; data sets and generators pass, their steps will tell.
+        labels: their labels.
+        threat: of the objective.
+        num_classes: of the model; None where it is not built yet.
+    """
+    if isinstance(images, (list, tuple, dict)):
+        check_floating(images)
+    if labels is None or not hasattr(images, "shape"):
+        return
+    for first in range(0, len(images), _CHUNK):
+        chosen = slice(first, first + _CHUNK)
+        try:
+            part, numbers, _ = unpack((images[chosen], labels[chosen]), threat)
+            if num_classes is not None:
+                of_classes(part, numbers, None, num_classes)
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(error.message) from None
+
+
+def sentence_of(error: tf.errors.InvalidArgumentError) -> str:
+    """Returns the sentence of a batch that a compiled step refused; "" for any other error."""
+    found = _REFUSED.search(error.message)
+    return f"{found[1]} [{found[2]}, {found[3]}]" if found else ""
 
 
 def check_floating(images) -> None:
@@ -45,6 +92,21 @@ def check_floating(images) -> None:
         )
 
 
+def _of_whole_labels(images, labels):
+    """Returns `images`; fractions, such as probabilities, raise an error when the step runs."""
+    if not labels.dtype.is_floating:
+        return images
+    message = "Labels must be class numbers; expected whole numbers; received labels in"
+    return _only_if(tf.reduce_all(labels == tf.floor(labels)), images, message, labels)
+
+
+def _of_positive_weights(images, weights):
+    """Returns `images`; a negative weight, which would ascend the loss, and NaN raise an error."""
+    message = "Invalid sample weights; expected finite numbers of 0 or more; received weights in"
+    is_valid = (weights >= 0) & (weights < weights.dtype.max)
+    return _only_if(tf.reduce_all(is_valid), images, message, weights)
+
+
 def _within_bounds(images, low: float, high: float):
     """Returns `images`; values that no attack may produce raise an error when the step runs."""
     inside = (images >= low - _BOUND_TOLERANCE) & (images <= high + _BOUND_TOLERANCE)
@@ -52,8 +114,7 @@ def _within_bounds(images, low: float, high: float):
         "Images outside the bounds of the threat model, or NaN; expected values in "
         f"[{low}, {high}], with any normalisation inside the network; received values in"
     )
-    values = [message, tf.reduce_min(images), tf.reduce_max(images)]
-    return _only_if(tf.reduce_all(inside), images, values)
+    return _only_if(tf.reduce_all(inside), images, message, images)
 
 
 def _in_units(images, low: float, high: float):
@@ -64,14 +125,17 @@ def _in_units(images, low: float, high: float):
         f"Images in [0, 1], as data sets have them, under bounds of [{low}, {high}]; expected "
         "values in the units of the bounds, as threat.from_unit(images) gives; received values in"
     )
-    values = [message, tf.reduce_min(images), tf.reduce_max(images)]
     # A replica's share of the last batch may be empty.
     is_unit = tf.reduce_all((images >= 0.0) & (images <= 1.0)) & (tf.size(images) > 0)
-    return _only_if(~is_unit, images, values)
+    return _only_if(~is_unit, images, message, images)
 
 
-def _only_if(holds, images, values: list):
-    """Returns `images`; unless the condition holds, the step raises an error with the values."""
+def _only_if(holds, images, message: str, received):
+    """Returns `images`; unless the condition holds, the step raises an error with the extremes."""
+    values = [message, tf.reduce_min(received), tf.reduce_max(received)]
+    if tf.executing_eagerly() and not holds:
+        sentence = f"{message} [{values[1]}, {values[2]}]"
+        raise tf.errors.InvalidArgumentError(None, None, sentence)
     with tf.control_dependencies([tf.debugging.Assert(holds, values)]):
         # XLA drops assertions. Where it compiles everything, as on a TPU, the loss becomes NaN.
         return tf.where(holds, images, tf.constant(float("nan"), images.dtype))

@@ -2,8 +2,8 @@
 
 `RAT` crafts at noisy weights and `AWP` computes the loss at perturbed ones. Neither assigns to a
 weight: inside of `VariableOverrides` everything computes with other values. So the weights stay bit
-for bit what they were, whether the step runs eagerly, compiled, in half precision or on several
-replicas, and nothing has to be taken back.
+for bit what they were, and nothing has to be taken back. That holds eagerly, compiled, in half
+precision and on several replicas.
 """
 
 import keras
@@ -56,7 +56,7 @@ class WrappedObjective(Objective):
         return self.base.forward_in_step(model, images, labels, x_adv, step, training)
 
     def logs(self) -> dict:
-        """Returns what the base reports beside metrics."""
+        """Returns what the base reports in addition to metrics."""
         return self.base.logs()
 
     def state_arrays(self) -> dict:

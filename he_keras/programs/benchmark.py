@@ -1,21 +1,21 @@
 """Measures this machine: `he-keras benchmark NAME [--flags]`.
 
-data: images per second of the input pipeline beside what training of a small network takes.
-attacks: each attack beside cleverhans, foolbox, ART and torchattacks on the same weights, whichever
-of them are installed (`pip install -e .[bench]`). The model must be a pre-activation ResNet of
+data: images per second of the input pipeline, and how many training of a small network takes.
+attacks: each attack, and those of cleverhans, foolbox, ART and torchattacks on the same weights,
+if they are installed (`pip install -e .[bench]`). The model must be a pre-activation ResNet of
 he_keras for torchattacks, which gets a PyTorch twin of it.
-memory: peak memory of each attack beside one forward and backward pass of the same batch.
-objectives: a training step of LLR beside what its passes take.
-training: training steps beside PyTorch (`pip install -e .[bench]`) and the convolutions alone.
-head: a training step with HE beside one with a linear head, in one process.
-tricks: what each trick of he_keras.cpu earns of a PGD-AT step and of PGD-10, in five minutes; with
+memory: peak memory of each attack over that of one forward and backward pass of the same batch.
+objectives: a training step of LLR, and what its passes take.
+training: training steps, those of PyTorch (`pip install -e .[bench]`), and the convolutions alone.
+head: training steps with HE and with a linear head, in one process.
+tricks: what each trick of he_keras.cpu earns of a PGD-AT step and of PGD-10, in five minutes. With
 --rounds=20 it uses all of that time.
 profile: where the time of one training step goes, by kinds of operations.
 growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
-guard: ratios beside the stored ones; ends with 1 if one has become worse by more than 30 %.
+guard: compares ratios with the stored ones; ends with 1 if one has become worse by more than 30 %.
 cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations (docs/scaling.md).
-serving: requests that he-keras serve answers beside what the model alone computes; --model is the
-folder of an exported model's versions; needs the program wrk.
+serving: requests that he-keras serve answers, and what the model alone computes. --model is the
+folder of an exported model's versions. It needs the program wrk.
 """
 
 import importlib.util
@@ -42,7 +42,7 @@ _BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["64", "128"], "training: exampl
 _TOOLS = flags.DEFINE_list(
     "tools",
     ["he_keras-linear", "convolutions", "torch:eager", "torch:channels-last"],
-    "training: what is measured beside he_keras; also he_keras-arc (m-HE), torch:compile, "
+    "training: what he_keras is compared with; also he_keras-arc (m-HE), torch:compile, "
     "torch:channels-last+compile.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "training, growth, guard: JSON file to write.")

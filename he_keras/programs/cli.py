@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 
 from he_keras.interrupts import KeptInterrupts
 
@@ -81,6 +82,7 @@ def run(main) -> None:
     """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
     from absl import app
 
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     with _interrupts:
         try:
             app.run(main, flags_parser=functools.partial(parse_flags, main))

@@ -8,9 +8,9 @@ he-keras evaluate --ensemble=RUN/snapshots --data=cifar10
 PATH is a .keras file, a run folder or a SavedModel. --attacks=transfer:PATH attacks with images
 that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library. The
 same command goes on where an interrupted one stopped. --shard=0/4 to --shard=3/4 spread it over
-four machines, of which the first runs the checks and the panel; `he-keras merge` with the same
-flags then makes the report. `he-keras verify` scores the recorded images again, `compare` puts
-reports side by side, and `transfer` attacks several models with each other's images.
+four machines. The first also runs the checks and the panel. `he-keras merge` with the same flags
+then makes the report. `he-keras verify` scores the recorded images again, `compare` puts reports
+side by side, and `transfer` attacks several models with each other's images.
 """
 
 from absl import flags
@@ -49,7 +49,10 @@ def run(merge: bool) -> None:
     model = evaluation_flags.load_model()
     threat, attacks, mode, protocol, remark = _plan(config, model)
     dataset = evaluation_flags.test_examples(config)
+    model, done = model_flags.as_classifier(model, dataset)
     cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
+    if done:
+        print(done)
     report = he.evaluate_robustness(
         model,
         dataset,

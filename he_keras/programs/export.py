@@ -3,6 +3,7 @@
 he-keras export --run=runs/cifar10_small --output_dir=serving/cifar10 --calibrate
 he-keras export --run=runs/cifar10_small --output_dir=serving/cifar10 --formats=litert,onnx
 he-keras export --model=PATH.keras --output_dir=serving/mine --class_names=cat,dog
+he-keras export --model=PATH.keras --output_dir=Mine2026 --format=torch-robustbench
 
 Each call writes the next version, serving/cifar10/1, 2, ... Data, settings and evaluation of a run
 go into the model card. What else is converted lies in assets.extra/conversions of the version.
@@ -23,6 +24,8 @@ _CLASS_NAMES = flags.DEFINE_list("class_names", None, "Names of the classes, in 
 _FORMATS = flags.DEFINE_list(
     "formats", ["saved_model"], "saved_model (always written), litert, litert-int8, ..., onnx."
 )
+flags.DEFINE_alias("format", "formats")
+_NAME = flags.DEFINE_string("name", None, "Of a torch-robustbench file; default: the folder's.")
 _CALIBRATE = flags.DEFINE_bool(
     "calibrate", False, "Fit the temperature of the probabilities on the run's validation images."
 )
@@ -36,6 +39,7 @@ _NUM_EXAMPLES = flags.DEFINE_integer(
 )
 _MAX_LOSS = flags.DEFINE_float("max_loss", 0.01, "Loss of accuracy that flags a conversion.")
 flags.adopt_module_key_flags(model_flags)
+_ROBUSTBENCH = "torch-robustbench"
 
 
 def main(_argv) -> None:
@@ -46,7 +50,10 @@ def main(_argv) -> None:
                 "Missing flag; expected --model=... and --output_dir=..., or --run=... in place of "
                 "--model; received less"
             )
-        _export()
+        if _ROBUSTBENCH in _FORMATS.value:
+            _export_robustbench()
+        else:
+            _export()
 
 
 def _export() -> None:
@@ -59,7 +66,11 @@ def _export() -> None:
     config = _config(run)
     held_out = _validation(config, run) if _CALIBRATE.value else None
     provenance = _provenance(run, config)
-    model = load_classifier(_MODEL.value or run)
+    model, done = model_flags.as_classifier(
+        load_classifier(_MODEL.value or run), _clean(config, run)
+    )
+    if done:
+        print(done)
     plan = _plan(config, run, model)
     bounds = model_flags.pixels_of([model])
     calibration = calibrate(model, held_out, bounds=bounds) if held_out else None
@@ -81,6 +92,37 @@ def _export() -> None:
         print(f"Calibrated: {calibration.summary()}")
     if plan:
         print(conversion_summary(folder))
+
+
+def _clean(config, run: pathlib.Path | None):
+    """Clean images of an ordinary classifier, where --data names some."""
+    from he_keras import experiment
+
+    return experiment.load_split(config, "test") if model_flags.DATA.value and not run else None
+
+
+def _export_robustbench() -> None:
+    """Writes the files of a submission to RobustBench, and no SavedModel."""
+    from he_keras.export import export_robustbench
+    from he_keras.files import read_json
+    from he_keras.model_files import load_classifier
+
+    if _FORMATS.value != [_ROBUSTBENCH]:
+        raise ValueError(
+            f"{_ROBUSTBENCH} is no form of a served model; expected --format={_ROBUSTBENCH} alone; "
+            f"received {','.join(_FORMATS.value)}"
+        )
+    run = _run_folder()
+    folders = _EVALUATION.value.split(",") if _EVALUATION.value else []
+    if not folders and run and (run / "evaluation" / "report.json").exists():
+        folders = [str(run / "evaluation")]
+    reports = [read_json(pathlib.Path(folder) / "report.json") for folder in folders]
+    folder = pathlib.Path(_OUTPUT_DIR.value)
+    name = _NAME.value or folder.name
+    model = load_classifier(_MODEL.value or run)
+    layout = export_robustbench(model, folder, name, reports, _config(run).data.name)
+    print(f"Layout: {layout.recipe.name}, {layout.network}")
+    print(f"Files: {folder}/{name}.pt, .safetensors, .json and _issue.md")
 
 
 def _run_folder() -> pathlib.Path | None:

@@ -1,9 +1,14 @@
 """Which data and which threat model a program takes: the flags, the run's, or the model file's."""
 
+import dataclasses
 import pathlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from absl import flags
+
+#: So many clean images at most, of so many bytes, tell what a classifier returns and takes.
+_TRIED_EXAMPLES, _TRIED_BYTES = 500, 2**27
 
 DATA = flags.DEFINE_string("data", None, "Data set name or path; default: the run's own.")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.")
@@ -11,6 +16,18 @@ _NORM = flags.DEFINE_string("norm", None, "linf, l2 or l1; default: the run's ow
 _EPSILON = flags.DEFINE_string("epsilon", None, "Radius, a number or a fraction such as 8/255.")
 _BOUNDS = flags.DEFINE_list(
     "bounds", None, "LOW,HIGH: pixel values of a model that does not know them, such as 0,255."
+)
+_OUTPUTS = flags.DEFINE_enum(
+    "outputs",
+    "auto",
+    ["auto", "logits", "probabilities"],
+    "What an ordinary Keras classifier returns; auto: found out on clean images.",
+)
+_PIXELS = flags.DEFINE_enum(
+    "pixels",
+    "auto",
+    ["auto", "0..1", "0..255"],
+    "The pixels that an ordinary Keras classifier takes; auto: found out on clean images.",
 )
 #: The flags that a protocol replaces.
 THREAT_FLAGS = (_NORM, _EPSILON, _BOUNDS)
@@ -64,7 +81,7 @@ def chosen_threat(config, models: Iterable, is_run: bool, norm=None, epsilon=Non
             )
         if norm not in (None, own_norm) or not (is_stored or known == UNIT_BOUNDS):
             raise ValueError(
-                "A radius belongs to one norm and one range of pixels; expected --epsilon beside "
+                "A radius belongs to one norm and one range of pixels; expected --epsilon with "
                 f"--norm and --bounds; received norm={norm or own_norm} and bounds={known} alone"
             )
     threat = ThreatModel(norm or own_norm, epsilon or own_epsilon, known)
@@ -94,6 +111,48 @@ def _pixels(models: list, bounds) -> tuple[float, float]:
             f"The models take different pixel values; expected one range; received {sorted(known)}"
         )
     return known.pop()
+
+
+def as_classifier(model, dataset=None) -> tuple:
+    """Returns a model that maps images in [0, 1] to logits, and what was done to an ordinary one.
+
+    Args:
+        model: what `load_classifier` returned.
+        dataset: clean images of it; without any, its first layers show the pixels, or it is [0, 1].
+    """
+    import keras
+
+    from he_keras import classifiers
+
+    given = {"outputs": _OUTPUTS.value, "pixels": _PIXELS.value}
+    asked = [f"--{name}={value}" for name, value in given.items() if value != "auto"]
+    is_ordinary = isinstance(model, keras.Model) and not classifiers.knows_its_images(model)
+    if asked and (_BOUNDS.value or not is_ordinary):
+        other = "--bounds" if _BOUNDS.value else f"a {type(model).__name__}"
+        raise ValueError(
+            "--outputs and --pixels are for ordinary Keras classifiers in a .keras file; expected "
+            f"no such flag; received {' '.join(asked)} with {other}"
+        )
+    if _BOUNDS.value or not is_ordinary:
+        return model, ""
+    images, labels = _some_examples(dataset) if dataset is not None else (None, None)
+    found = classifiers.inspect(model, **given, images=images, labels=labels)
+    if found.pixels is None and found.kind == "logits" and found.columns > 1:
+        note = "nothing shows its pixels: taken as 0..1, --pixels says otherwise"
+        found = dataclasses.replace(found, pixels="0..1", evidence=note)
+    wrapped = classifiers.wrapped_as_found(model, found)
+    return wrapped, f"Model: {classifiers.remark(wrapped, found)}"
+
+
+def _some_examples(dataset):
+    """Examples from everywhere in a data set, which may be sorted by class."""
+    from he_keras.data import eval_pipeline
+
+    height, width, channels = dataset.image_shape
+    most = max(1, min(_TRIED_EXAMPLES, _TRIED_BYTES // (4 * height * width * channels)))
+    rows = np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int))
+    images, labels = next(eval_pipeline(dataset.subset(rows), len(rows)).as_numpy_iterator())
+    return images, labels
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

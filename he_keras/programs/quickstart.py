@@ -1,9 +1,12 @@
 """`make quickstart`: PGD-AT with a linear and with a hypersphere head on scikit-learn's digits.
 
 Trains both, attacks both, prints a table, writes a report of each and a comparison, and exports the
-better one. Needs no data set.
+better one. Needs no data set. What an earlier quickstart left in the folder is moved to
+`earlier-1`, `earlier-2` and so on; nothing is deleted or overwritten.
 """
 
+import contextlib
+import itertools
 import pathlib
 import shutil
 import sys
@@ -15,16 +18,8 @@ from he_keras.programs import cli
 
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/quickstart", "Folder of the results.")
 _HEADS = {"linear": "PGD-AT", "he": "PGD-AT + HE"}
-# What a training and an evaluation write into their folder.
-_MADE = (
-    "checkpoints",
-    "evaluation",
-    "logs",
-    "environment.json",
-    "history.csv",
-    "model.keras",
-    "config.json",
-)
+# What it writes into its folder. The runs of both heads and the versions in `serving` stay.
+_FILES = ("table.txt", "result.png", "report.html", "comparison.html", "comparison.json")
 _ATTACKS = ("pgd-20", "adaptive-pgd-20", "cw-linf-20", "autoattack")
 
 
@@ -40,7 +35,12 @@ def _run(folder: pathlib.Path) -> None:
     from he_keras.experiment import run_folder
 
     with cli.one_line_errors(), run_folder.held(folder, "writes its quickstart"):
+        _set_aside(folder)
         results = {head: _train_and_evaluate(head, folder) for head in _HEADS}
+        _write(results, folder)
+
+
+def _write(results: dict, folder: pathlib.Path) -> None:
     lines = _table(results)
     print("\n" + "\n".join(lines))
     best = max(results, key=lambda head: results[head]["report"].worst_case)
@@ -58,7 +58,6 @@ def _train_and_evaluate(head: str, folder: pathlib.Path) -> dict:
     config.head.kind = head
     config.name = f"quickstart_{head}"
     run = folder / head
-    _remove_earlier(run, config.name)
     print(f"Training {_HEADS[head]} on digits ...", flush=True)
     began = time.monotonic()
     training = he.experiment.prepare_training(config, run)
@@ -76,22 +75,35 @@ def _train_and_evaluate(head: str, folder: pathlib.Path) -> dict:
     return {"model": model, "report": report, "seconds": seconds, "data": training.datasets.test}
 
 
-def _remove_earlier(run: pathlib.Path, name: str) -> None:
-    """Removes what an earlier quickstart made, and nothing else, so that training starts anew.
+def _set_aside(folder: pathlib.Path) -> None:
+    """Moves what an earlier quickstart left; refuses what is none's before anything is moved."""
+    from he_keras.experiment import run_folder
 
-    The folder of another run stays as it is; `prepare_training` then refuses it.
-    """
+    runs = [folder / head for head in _HEADS if (folder / head).exists()]
+    files = [folder / name for name in _FILES if (folder / name).exists()]
+    for each in (*runs, *(() if runs else files)):
+        if not _is_a_quickstarts(each):
+            raise ValueError(
+                "The folder holds something else; expected a new folder, or one of an earlier "
+                f"quickstart; received {each}: move it, or choose another --output_dir"
+            )
+    if not runs:
+        return
+    places = (folder / f"earlier-{number}" for number in itertools.count(1))
+    earlier = next(place for place in places if not place.exists())
+    with contextlib.ExitStack() as held:
+        for run in runs:
+            held.enter_context(run_folder.held(run, "trains"))
+        earlier.mkdir()
+        for each in (*runs, *files):
+            each.rename(earlier / each.name)
+
+
+def _is_a_quickstarts(run: pathlib.Path) -> bool:
     from he_keras import files
 
     config = run / "config.json"
-    if not config.exists() or files.read_json(config).get("name") != name:
-        return
-    # The configuration goes last: it tells that the rest is a quickstart's.
-    for each in (run / made for made in _MADE):
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
-        else:
-            each.unlink(missing_ok=True)
+    return config.exists() and files.read_json(config).get("name") == f"quickstart_{run.name}"
 
 
 def _load_config():

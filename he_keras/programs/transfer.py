@@ -45,10 +45,14 @@ def _transfer(paths: list[str]) -> str:
     options = {"logit_scale": evaluation_flags.logit_scale()}
     if evaluation_flags.STEP_SIZE.value:
         options["step_size"] = evaluation_flags.STEP_SIZE.value
+    dataset = evaluation_flags.test_examples(config)
+    for name in models:
+        models[name], done = model_flags.as_classifier(models[name], dataset)
+        remark += f"\n{name}: {done}" if done else ""
     cli.end_at_once_on_interrupt("Interrupted: nothing was written.")
     matrices = transfer_matrix(
         models,
-        evaluation_flags.test_examples(config),
+        dataset,
         threat,
         evaluation_flags.ATTACKS.value or DEFAULT_ATTACKS,
         batch_size=evaluation_flags.BATCH_SIZE.value,

@@ -9,7 +9,7 @@ evaluation was written. The exit code is 1 if what the report claims does not ho
 
 from absl import flags
 
-from he_keras.programs import cli, evaluation_flags
+from he_keras.programs import cli, evaluation_flags, model_flags
 
 flags.adopt_module_key_flags(evaluation_flags)
 
@@ -20,9 +20,11 @@ def main(_argv) -> None:
 
     with cli.one_line_errors():
         evaluation_flags.check_one_model()
+        dataset = evaluation_flags.test_examples(evaluation_flags.configuration())
+        model, _ = model_flags.as_classifier(evaluation_flags.load_model(), dataset)
         found = verify(
-            evaluation_flags.load_model(),
-            evaluation_flags.test_examples(evaluation_flags.configuration()),
+            model,
+            dataset,
             evaluation_flags.output_dir(),
             evaluation_flags.BATCH_SIZE.value,
         )

@@ -1,6 +1,6 @@
 """Schedules that count in training steps: steps, straight lines, cosine, FastAT's triangle.
 
-Steps count from 0, and a drop "at epoch 75" means that the first batch of the epoch with index 75
+Steps count from 0. A drop "at epoch 75" means that the first batch of the epoch with index 75
 already uses the new value, as in the papers' code. What Keras already offers is used: its
 `PiecewiseConstantDecay` and `CosineDecay`. `PiecewiseLinear` adds FastAT's triangular learning rate
 (Wong et al., 2020) and the momentum cycle that comes with it unseen: PyTorch's `CyclicLR` moves the
@@ -32,7 +32,7 @@ class PiecewiseLinear(Configurable, LearningRateSchedule):
         (0.05..., 0.1...)
     """
 
-    def __init__(self, steps: Sequence[float], values: Sequence[float]):
+    def __init__(self, steps: Sequence[float], values: Sequence[float | str]):
         if len(steps) < 2 or not is_increasing(steps):
             raise ValueError(
                 "Invalid steps of a piecewise linear schedule; expected two or more strictly "
@@ -81,7 +81,7 @@ def piecewise_constant(
 
 
 def step_decay(
-    initial: float, boundaries: Sequence[int], drop_factor: float = 0.1
+    initial: float | str, boundaries: Sequence[int], drop_factor: float = 0.1
 ) -> PiecewiseConstantDecay:
     """Returns `initial`, multiplied by `drop_factor` once more from each boundary step on.
 
@@ -91,16 +91,17 @@ def step_decay(
         >>> [round(float(rate(step)), 6) for step in (39999, 40000, 60000)]
         [0.1, 0.01, 0.001]
     """
+    initial = parse_epsilon(initial)
     values = [initial * drop_factor**drops for drops in range(len(boundaries) + 1)]
     return piecewise_constant(boundaries, values)
 
 
 def triangular(
-    peak: float,
+    peak: float | str,
     total_steps: int,
     peak_fraction: float = 0.5,
-    start: float = 0.0,
-    end: float = 0.0,
+    start: float | str = 0.0,
+    end: float | str = 0.0,
 ) -> PiecewiseLinear:
     """Returns a rise from `start` to `peak` and a fall to `end` (FastAT: 0 -> 0.2 -> 0).
 
@@ -126,13 +127,14 @@ def cyclic_momentum(
 ) -> PiecewiseLinear:
     """Returns the momentum cycle `high` -> `low` -> `high`, lowest where the learning rate peaks.
 
-    Give it the `total_steps` and `peak_fraction` of the `triangular` learning rate beside it.
+    Give it the `total_steps` and `peak_fraction` of the `triangular` learning rate that it goes
+    with.
     """
     return triangular(low, total_steps, peak_fraction, start=high, end=high)
 
 
 def cosine(
-    initial: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
+    initial: float | str, total_steps: int, warmup_steps: int = 0, final: float | str = 0.0
 ) -> CosineDecay:
     """Returns a linear warm-up from 0 to `initial`, then half a cosine down to `final`.
 
@@ -149,14 +151,15 @@ def cosine(
         [0.0, 0.05, 0.1, 0.05, 0.0]
     """
     check_positive("total_steps", total_steps)
+    initial, final = parse_epsilon(initial), parse_epsilon(final)
     if not 0 <= warmup_steps < total_steps or not initial > 0:
         raise ValueError(
             "Invalid cosine schedule; expected initial > 0 and 0 <= warmup_steps < total_steps; "
             f"received initial={initial}, warmup_steps={warmup_steps}, total_steps={total_steps}"
         )
-    warmup = {"warmup_target": float(initial), "warmup_steps": warmup_steps} if warmup_steps else {}
+    warmup = {"warmup_target": initial, "warmup_steps": warmup_steps} if warmup_steps else {}
     return CosineDecay(
-        0.0 if warmup_steps else float(initial),
+        0.0 if warmup_steps else initial,
         total_steps - warmup_steps,
         alpha=final / initial,
         **warmup,

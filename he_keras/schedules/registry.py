@@ -11,9 +11,9 @@ from he_keras.registry import Registry
 from he_keras.schedules import by_epoch, by_step
 
 
-def constant(initial: float) -> float:
+def constant(initial: float | str) -> float:
     """Returns the number itself: unlike a schedule it can still be changed by callbacks."""
-    return float(initial)
+    return parse_epsilon(initial)
 
 
 SCHEDULES: Registry[Callable[..., Any]] = Registry(
@@ -110,7 +110,7 @@ def with_checkpoints(description: dict, checkpoints: Sequence[float]) -> dict:
     """Returns a schedule's name and options with shared checkpoints, where it takes any."""
     if "checkpoints" in description and len(checkpoints):
         raise ValueError(
-            "Two lists of checkpoints; expected a schedule without its own beside shared ones; "
+            "Two lists of checkpoints; expected the schedule's own or shared ones, not both; "
             f"received checkpoints={list(description['checkpoints'])} and {list(checkpoints)}"
         )
     takes_them = "checkpoints" in parameters_of(description["name"])

@@ -18,7 +18,9 @@ import grpc
 
 from he_keras.search.settings import HEARTBEAT
 
+#: Chosen: a worker is lost only if several heartbeats in a row do not come.
 _HEARTBEATS_PER_TIMEOUT = 6
+#: How often to look whether something has ended: chosen, too short to be noticed.
 _POLL_SECONDS = 0.5
 #: Pauses before a call that lost its connection is made again.
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)

@@ -1,9 +1,9 @@
 """The attacks that may decide which scale is best: those that no scale can fool.
 
-The gradient of the cross-entropy vanishes where logits are large. A search that maximises accuracy
-under an attack on the cross-entropy therefore finds the largest scale, whose model is not more
-robust but harder to attack in this one way. The margin (true logit minus the largest other one) and
-the DLR loss (the margin over the spread of the logits) have gradients whose direction does not
+The gradient of the cross-entropy vanishes where logits are large. So a search that maximises
+accuracy under an attack on the cross-entropy finds the largest scale. Its model is not more robust,
+but harder to attack in this one way. The margin is the true logit minus the largest other one. The
+DLR loss is the margin over the spread of the logits. The direction of their gradients does not
 depend on the scale.
 """
 
@@ -21,7 +21,7 @@ OBJECTIVES = tuple(f"{name}-K" for name in _ATTACKS)
 
 
 def scale_free_attack(objective: str, threat: ThreatModel, num_classes: int, seed: int) -> Attack:
-    """Returns the attack behind an objective such as "margin-pgd-20" (K steps).
+    """Returns the attack of an objective such as "margin-pgd-20" (K steps).
 
     Args:
         objective: "margin-pgd-K", "dlr-pgd-K" or "apgd-dlr-K".

@@ -29,8 +29,7 @@ class SearchSettings:
         space: see `Space`; numbers out of scale, margin, learning_rate, weight_decay and beta.
         max_trials: number of trials; 0 for the tuner's own: 10 for random and bayesian, all for
             hyperband and grid. A finished search goes on when it is given more.
-        objective: the attack behind the robust accuracy that is maximised, see
-            `scale_free_attack`.
+        objective: the attack of the robust accuracy that is maximised, see `scale_free_attack`.
         max_failures: the search stops after so many failed trials in a row.
         factor: hyperband keeps one of so many trials at each stage, for so many times the epochs.
         worker_timeout: seconds without a sign of life, after which another worker takes over a

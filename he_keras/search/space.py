@@ -32,8 +32,8 @@ class Space:
     """The numbers that are searched, with their ranges or values; or a list of points.
 
     Args:
-        settings: for each name a range "5:30" or "5:30:log", or values "1,5,10" or [1, 5, 10]; or
-            a sequence of points, each a value for every name (for the grid only).
+        settings: for each name a range "5:30" or "5:30:log", or values "1,5,10" or [1, 5, 10]. For
+            the grid it may also be a sequence of points, each a value for every name.
 
     Example:
         >>> from he_keras.search import Space

@@ -5,7 +5,9 @@ import math
 
 from he_keras.serving.settings import ServingSettings
 
+#: How long an idle connection stays open for the next request: chosen.
 _KEEP_ALIVE_SECONDS = 75.0
+#: How long the last bytes may take to leave before the connection is cut: chosen.
 _CLOSING_SECONDS = 1.0
 # What has arrived of a request: nothing yet, a part of its head, a part of its body, or all of it,
 # so that an answer is due.

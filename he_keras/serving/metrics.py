@@ -2,6 +2,7 @@
 
 import functools
 
+#: Upper ends of the histograms' bins, in seconds and in examples: chosen, evenly on a log scale.
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

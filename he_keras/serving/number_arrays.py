@@ -25,7 +25,7 @@ def parse_plain_numbers(body: bytes, inputs_of):
         inputs_of: a function from the name of a signature, or "", to its inputs.
 
     Returns:
-        The name of the signature, the input as an array and whether it came in rows, or None if the
+        The name of the signature, the input as an array and whether it came in rows. None if the
         request is not of that kind or has any mistake.
 
     Example:

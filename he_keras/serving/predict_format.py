@@ -10,7 +10,7 @@ from he_keras.serving.request_error import RequestError, shown
 from he_keras.serving.tensors import is_bytes_object, to_array, to_json_values
 
 DEFAULT_SIGNATURE = "serving_default"
-# For a shorter body, the general parser is as fast.
+#: For a shorter body, the general parser is as fast. Chosen, not measured to the byte.
 _FEW_BYTES = 1024
 
 

@@ -15,6 +15,8 @@ from he_keras.serving.metrics import Metrics
 from he_keras.serving.repository import Repository
 from he_keras.serving.settings import ServingSettings
 
+#: Connections that the system keeps waiting until they are accepted; more are refused or retried by
+#: the system. Chosen: above any burst of clients that one process can answer.
 _BACKLOG = 1024
 # How many of the waiting connections are accepted at a time. In between, connections that lost
 # their places are closed.

@@ -1,6 +1,7 @@
 """All recipes and entries by name. To add one, write a file in `recipes` and name it here."""
 
 from he_keras.arguments import suggestion
+from he_keras.registry import Registry
 from he_keras.zoo.recipe import Entry, Recipe
 from he_keras.zoo.recipes import (
     at_he,
@@ -29,8 +30,36 @@ _FILES = (
     fast_adversarial,
     madry,
 )
-RECIPES: dict[str, Recipe] = {file.RECIPE.name: file.RECIPE for file in _FILES}
-ENTRIES: dict[str, Entry] = {entry.name: entry for file in _FILES for entry in file.ENTRIES}
+RECIPES: Registry[Recipe] = Registry("recipe")
+ENTRIES: Registry[Entry] = Registry("entry")
+
+
+def register(recipe: Recipe, *published: Entry) -> Recipe:
+    """Makes a recipe known to `load`, with the files that are published in its layout.
+
+    Args:
+        recipe: the recipe.
+        *published: entries, each named after the recipe: "my_recipe/wrn-28-10".
+
+    Example:
+        >>> import he_keras as he
+        >>> mine = he.zoo.Recipe("mine", "us", "wide-resnet", {"conv1": "stem_conv"}, ("fc",))
+        >>> # he.zoo.register(mine)
+    """
+    strange = [entry.name for entry in published if not entry.name.startswith(f"{recipe.name}/")]
+    if strange:
+        raise ValueError(
+            f"An entry has a strange name; expected {recipe.name}/ at the beginning; received "
+            f"{strange[0]!r}"
+        )
+    RECIPES[recipe.name] = recipe
+    for entry in published:
+        ENTRIES[entry.name] = entry
+    return recipe
+
+
+for _file in _FILES:
+    register(_file.RECIPE, *_file.ENTRIES)
 
 
 def recipes() -> list[str]:
@@ -56,7 +85,11 @@ def entries() -> list[Entry]:
 
 
 def find(name: str) -> tuple[Recipe, Entry | None]:
-    """Returns the recipe of this name and None, or the recipe of an entry and the entry."""
+    """Returns the recipe of this name and None, or the recipe of an entry and the entry.
+
+    Args:
+        name: of a recipe or of an entry.
+    """
     if name in RECIPES:
         return RECIPES[name], None
     if name in ENTRIES:

@@ -1,7 +1,7 @@
 """Reads checkpoint files of PyTorch, safetensors and JAX, without these libraries.
 
 Nothing in a file is ever run, see `restricted_pickle`. A file is refused with one sentence if it is
-damaged, if it asks for more than tensors and plain values, or if it states sizes that it does not
+damaged or asks for more than tensors and plain values. So is one that states sizes that it does not
 have. Reading needs at most three times the memory of the file's size.
 """
 

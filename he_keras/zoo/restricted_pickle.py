@@ -12,7 +12,7 @@ from typing import Any
 
 #: A file of few bytes must not become many objects. The smallest known networks have 35 bytes of
 #: file for each operation, and 270 for each container. With these limits, the objects of a pickle
-#: need less than twice the memory of its file, beside half a megabyte.
+#: need less than twice the memory of its file, plus half a megabyte.
 _MIN_OPERATIONS, _BYTES_PER_OPERATION = 5_000, 32
 _MIN_CONTAINERS, _BYTES_PER_CONTAINER = 2_000, 128
 _MARK = object()

@@ -14,7 +14,7 @@ from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.cpu import folded_layers, half_batches
 
 THREAT = he.ThreatModel("linf", 0.05)
-FAULT = "answers otherwise than the model itself"
+FAULT = "the faster path answers differently from the model (by up to "
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ def test_the_adaptive_attack_takes_scale_and_margin_from_the_head():
 def test_the_margin_alone_turns_no_step():
     """Cross-entropy is a rising function of `sum_k exp(o_k - o_y)`, which the margin only scales.
 
-    Hence an adaptive attack that starts alike ends alike (but for momentum): what makes it stronger
+    So an adaptive attack that starts alike ends alike (but for momentum): what makes it stronger
     than the released evaluation is the scale.
     """
     model, threat = cosine_model(), he.ThreatModel("l2", 0.05)

@@ -90,7 +90,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", attacks.names())
 def test_every_function_gives_what_a_plain_call_gives(name, kind, same_draws):
-    """Same images as a call of the attack makes, hence same verdicts; or a refusal by name."""
+    """Same images as a call of the attack makes, so same verdicts; or a refusal by name."""
     stop_when_broken, xla, sizes = KINDS[kind]
     model, _, labels = problem()
     attack = build(name, stop_when_broken=stop_when_broken)

@@ -1,14 +1,16 @@
 """What has an attack compiled again: settings of layers, wherever a function holds them."""
 
 import functools
+import types
 
 import keras
 import model_zoo
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import he_keras as he
-from he_keras.attacks.framework.agreement import configuration
+from he_keras.attacks.framework.settings import configuration
 
 GLOBAL = keras.layers.Dense(2)
 
@@ -93,3 +95,70 @@ def test_what_a_model_does_changes_nothing():
     he.attacks.FGSM(he.ThreatModel("linf", 0.1))(model, images, labels)
     model.reset_metrics()
     assert configuration(model) == before
+
+
+class Guarded(keras.layers.Layer):
+    """A stop in the gradient, which the logits do not show, behind a switch of four kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self._blocks = True
+        self.options = types.SimpleNamespace(blocks=True)
+
+    def call(self, images):
+        return tf.stop_gradient(images) if self._blocks and self.options.blocks else images
+
+
+class Defence:
+    def __init__(self):
+        self.blocks, self.log = True, []
+        self.options = {"inner": types.SimpleNamespace(blocks=True)}
+
+    def __call__(self, images):
+        self.log.append(1.0)
+        return self.through(images)
+
+    def through(self, images):
+        is_blocked = self.blocks and self.options["inner"].blocks
+        return tf.stop_gradient(images) if is_blocked else images
+
+
+BLOCKS = {"here": True}
+
+
+def helper(images):
+    return tf.stop_gradient(images) if BLOCKS["here"] else images
+
+
+def guarded():
+    """Models, each with a function that lets the gradient through."""
+    private, public, flag, nested, method = Guarded(), Guarded(), Defence(), Defence(), Defence()
+    BLOCKS["here"] = True
+    return {
+        "private attribute of a layer": (private, lambda: setattr(private, "_blocks", False)),
+        "object in a layer": (public, lambda: setattr(public.options, "blocks", False)),
+        "attribute": (flag, lambda: setattr(flag, "blocks", False)),
+        "object in a container": (
+            nested,
+            lambda: setattr(nested.options["inner"], "blocks", False),
+        ),
+        "method": (method.through, lambda: setattr(method, "blocks", False)),
+        "global behind a helper": (
+            lambda images: helper(images),
+            lambda: BLOCKS.update(here=False),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", guarded())
+def test_a_switch_that_only_gradients_show_is_followed(kind):
+    """The attack used to go on with its old trace: the model stayed robust without a gradient."""
+    model, open_up = guarded()[kind]
+    images = np.random.default_rng(0).uniform(0.2, 0.8, (12, 4)).astype("float32")
+    labels, attack = images.argmax(axis=1), he.attacks.BIM(he.ThreatModel("linf", 0.2), 3)
+    logits = lambda batch: model(batch) + 0.0 * batch  # noqa: E731
+    assert attack(logits, images, labels).robust_accuracy == 1.0
+    traced = attack._compiled
+    assert attack(logits, images, labels).robust_accuracy == 1.0 and attack._compiled is traced
+    open_up()
+    assert attack(logits, images, labels).robust_accuracy < 0.5

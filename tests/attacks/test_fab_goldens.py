@@ -1,7 +1,7 @@
 """FAB and FAB-T against AutoAttack's stored outputs, sample by sample.
 
 Where two ways to the boundary are equally short, rounding decides which one FAB takes. The stored
-outputs are those of a float32 network on another processor, and the code that made them does not
+outputs are those of a float32 network on another CPU, and the code that made them does not
 give all of them again on this one (`docs/attacks.md` has the figures). So flags, losses, distances
 and pixels are compared twice, with the network in float32 and in float64. For every image that
 differs there is a proof that rounding is the reason; either
@@ -191,7 +191,7 @@ def test_the_distances_of_every_target_are_the_stored_ones(head, norm, precision
 def test_a_float32_image_that_differs_is_decided_by_rounding(head, norm, name):
     case = head, norm, name
     off = images_off(*case, "float32")
-    # None to three of 32 were seen; which ones depends on the processor and on the batch size.
+    # None to three of 32 were seen; which ones depends on the CPU and on the batch size.
     assert len(off) <= 5
     for number in off:
         if not is_where_the_probe_is(*case, "float32", number):

@@ -1,4 +1,4 @@
-"""The arithmetic behind the costs in docs/scaling.md."""
+"""The arithmetic of the costs in docs/scaling.md."""
 
 import pytest
 

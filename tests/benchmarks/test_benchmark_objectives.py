@@ -1,4 +1,4 @@
-"""The cost of a step of LLR beside what its passes predict."""
+"""The cost of a step of LLR, and what its passes predict."""
 
 import pytest
 

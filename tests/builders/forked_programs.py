@@ -1,6 +1,6 @@
 """Programs in processes of their own, forked where TensorFlow is imported already.
 
-An import of TensorFlow takes seconds of processor time, which a test that starts twenty programs
+An import of TensorFlow takes seconds of CPU time, which a test that starts twenty programs
 pays twenty times. Nothing is written and nothing can be resumed meanwhile.
 """
 

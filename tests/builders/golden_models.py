@@ -1,4 +1,4 @@
-"""The two golden classifiers as Keras models, and the reference outputs stored beside them.
+"""The two golden classifiers as Keras models, and the reference outputs stored with them.
 
 `goldens/README.md` says where every array comes from. Arrays are cached and read-only.
 """

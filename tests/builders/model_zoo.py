@@ -66,7 +66,7 @@ def subclassed_body():
 
 
 def functional(*first):
-    """A convolution, batch norms and ReLU behind some first layers."""
+    """A convolution, batch norms and ReLU after some first layers."""
     images = x = keras.Input(SHAPE)
     for layer in first:
         x = layer(x)
@@ -80,7 +80,7 @@ def functional(*first):
 
 
 def nested():
-    """A functional model as a layer of another, behind an augmentation."""
+    """A functional model as a layer of another, after an augmentation."""
     images = keras.Input(SHAPE)
     return keras.Model(images, functional()(Around()(images)))
 

@@ -4,8 +4,8 @@
 rule that drew them, images, and the logits of the published code in float64.
 """
 
-import json
 import pathlib
+import re
 import zlib
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ import numpy as np
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "goldens" / "checkpoints"
 _PREFIXES = ("module.", "attacker.model.", "attacker.", "model.")
-_SAFETENSORS_TYPES = {"float32": "F32", "int64": "I64"}
 
 
 class Golden(NamedTuple):
@@ -68,17 +67,23 @@ def _drawn(seed: int, key: str, shape: tuple[int, ...], columns) -> np.ndarray:
     return generator.uniform(0.4, 1, shape)
 
 
-def write_safetensors(path: pathlib.Path, state: dict) -> pathlib.Path:
-    header, blocks, position = {}, [], 0
+def jax_pair(state: dict) -> tuple[dict, dict]:
+    """Parameters and state of DeepMind's JAX code, of the tensors of its PyTorch code."""
+    params: dict = {}
+    averages: dict = {}
     for name, tensor in state.items():
-        block = np.ascontiguousarray(tensor).tobytes()
-        header[name] = {
-            "dtype": _SAFETENSORS_TYPES[str(tensor.dtype)],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + len(block)],
-        }
-        blocks.append(block)
-        position += len(block)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blocks))
-    return path
+        layer, _, field = name.rpartition(".")
+        place = re.sub(r"layer\.(\d)\.block\.(\d)\.", r"resnet_lay_\1_block_\2/~/", layer)
+        module = f"wide_res_net/~/{place}"
+        if field.startswith("running"):
+            ema = f"{module}/~/{field.removeprefix('running_')}_ema"
+            value = tensor.reshape(1, 1, 1, -1)
+            averages[ema] = {"counter": np.int32(9), "hidden": value / 2, "average": value}
+        elif tensor.ndim == 4:
+            params.setdefault(module, {})["w"] = tensor.transpose(2, 3, 1, 0)
+        elif layer == "logits":
+            params.setdefault(module, {})["w" if tensor.ndim == 2 else "b"] = tensor.T
+        elif field != "num_batches_tracked":
+            jax_field = {"weight": "scale", "bias": "offset"}[field]
+            params.setdefault(module, {})[jax_field] = tensor.reshape(1, 1, 1, -1)
+    return params, averages

@@ -214,7 +214,8 @@ LABELS = np.array([0, 1, 0, 1])
         ),
         (IMAGES.astype(object), LABELS, "images have the wrong dtype"),
         (IMAGES, LABELS[:3], r"do not match the images; expected shape \(4,\)"),
-        (IMAGES, np.eye(2)[LABELS], "do not match the images"),
+        (IMAGES, 0.9 * np.eye(2)[LABELS], "do not match the images"),
+        (IMAGES, np.ones((4, 2)), "do not match the images"),
         (
             IMAGES,
             LABELS.astype(float),
@@ -226,6 +227,14 @@ LABELS = np.array([0, 1, 0, 1])
 def test_illegal_arrays(images, labels, message):
     with pytest.raises(ValueError, match=message):
         data.load((images, labels), "train")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
+def test_one_hot_labels_are_class_numbers_and_said_once(dtype):
+    with pytest.warns(UserWarning, match="One-hot labels") as said:
+        dataset = data.load((IMAGES, np.eye(2)[LABELS].astype(dtype)), "all")
+    assert len(said) == 1
+    np.testing.assert_array_equal(dataset.labels, LABELS)
 
 
 def test_one_nan_among_many_is_found():

@@ -229,6 +229,19 @@ def test_the_refusal_holds_outside_the_scope_of_the_strategy():
         model.compile(optimizer="sgd", steps_per_execution=4)
 
 
+@pytest.mark.parametrize(("name", "value"), [("clipnorm", 1.0), ("gradient_accumulation_steps", 2)])
+def test_the_refusal_holds_for_what_is_set_after_compiling(name, value):
+    """On the optimizer, or by another optimizer in its place."""
+    model = build_model("standard", mirrored())
+    setattr(model.optimizer, name, value)
+    with pytest.raises(ValueError, match=f"replica; expected .*received {name}={value}"):
+        train(model, 8)
+    with model.distribute_strategy.scope():
+        model.optimizer = keras.optimizers.SGD(0.1, **{name: value})
+    with pytest.raises(ValueError, match=f"received {name}={value}"):
+        train(model, 8)
+
+
 def test_an_overflow_on_one_replica_skips_the_step_on_all():
     """Keras's loss scaling looks at the first replica only; the large weights are on the second."""
     keras.config.set_dtype_policy("mixed_float16")

@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 from prepared_data import prepare_tfds
 
-from he_keras import data
+from he_keras import ThreatModel, data
 from he_keras.data import corruptions
-from he_keras.evaluation import corruption_benchmark
+from he_keras.evaluation import corruption_benchmark, evaluate_robustness
 from he_keras.evaluation.corruption_benchmark import ALEXNET_ERRORS, evaluate_corruptions
+from he_keras.evaluation.report.robustness_report import add_to_report
 
 ALL = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -69,6 +70,21 @@ def test_the_batch_size_and_the_kind_of_examples_change_nothing():
     dataset = data.ImageDataset("some", "test", images, labels, 3)
     for examples in ((floats, labels), stream, dataset):
         assert evaluate_corruptions(linear, examples, names, batch_size=7) == expected
+
+
+def test_results_on_other_images_do_not_go_into_a_report(tmp_path):
+    images, labels = random_set()
+    examples = images.astype(np.float32) / np.float32(255), labels
+    evaluate_robustness(linear, examples, ThreatModel(), ["fgsm"], tmp_path, checks=False)
+    same, others = (
+        evaluate_corruptions(linear, (each, labels), ["fog"], [1]).to_json()
+        for each in (images, images[::-1])
+    )
+    add_to_report(tmp_path, corruptions=same)
+    with pytest.raises(ValueError, match="received data: other images or labels for"):
+        add_to_report(tmp_path, corruptions=others)
+    first = evaluate_corruptions(linear, (images, labels), ["fog"], [1], num_examples=5)
+    assert first.data is None
 
 
 def test_some_examples_corruptions_and_severities():

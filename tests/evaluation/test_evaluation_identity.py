@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.evaluation.run import fingerprint, identity, journal
+from he_keras.evaluation.run import differences, fingerprint, identity, journal
 
 THREAT = he.ThreatModel("linf", "8/255")
 NUM_EXAMPLES = 12
@@ -60,10 +60,11 @@ def refused(model, folder, **options):
     return found[1]
 
 
-def classifier(scale=1.0, factor=1.0):
+def classifier(scale=1.0, factor=1.0, objective=None):
     """The same weights each time, and names that Keras counts up."""
     network = keras.Sequential([keras.Input((6,)), keras.layers.Rescaling(factor)])
-    model = he.HEAdversarialModel(network, he.CosineHead(3, scale=scale), evaluation_attack=None)
+    head = he.CosineHead(3, scale=scale)
+    model = he.HEAdversarialModel(network, head, objective, evaluation_attack=None)
     model(np.zeros((1, 6), "float32"))
     model.head.kernel.assign(KERNEL)
     return model
@@ -187,6 +188,45 @@ def test_recorded_positions_are_those_asked_for(of_a_function, tmp_path):
         evaluate(plain, folder)
 
 
+@pytest.mark.parametrize("kind", ["block-*", "clean"])
+def test_a_file_of_another_plan_is_not_taken_for_this_ones(tmp_path, kind):
+    """Files of two folders were copied together: the same attack's name, and another step."""
+    evaluate(plain, tmp_path / "weak", ["pgd-2"], step_size=0.001)
+    evaluate(plain, tmp_path / "out", ["pgd-2"])
+    for path in (tmp_path / "weak" / "adversarial").glob(f"{kind}/*.npz"):
+        shutil.copy(path, tmp_path / "out" / "adversarial" / path.parent.name / path.name)
+    message = r"of another evaluation; .* received pgd-2 step_size: 0.001 -> 10/255 in "
+    with pytest.raises(ValueError, match=message):
+        evaluate(plain, tmp_path / "out", ["pgd-2"])
+
+
+def test_checks_of_another_plan_are_not_taken_for_this_ones(tmp_path):
+    journal.Journal(tmp_path, {"mode": "survivors", "attacks": []}).record_json("checks.json", [1])
+    plan = {"mode": "individual", "attacks": []}
+    with pytest.raises(ValueError, match="received mode: survivors -> individual in "):
+        journal.Journal(tmp_path, plan).recall_json("checks.json")
+
+
+def test_an_attack_that_hides_a_setting_is_refused(tmp_path):
+    class Hidden(he.attacks.ProjectedGradient):
+        def __init__(self, threat, strength, **options):
+            super().__init__(threat, num_steps=1, **options)
+            self._strength = strength
+
+    with pytest.raises(ValueError, match="nobody can see; .* received none named 'strength'"):
+        evaluate(plain, tmp_path, [Hidden(THREAT, 1.0)])
+    assert not list(tmp_path.glob("adversarial/block-*"))
+
+
+def test_long_differences_are_cut_to_where_they_differ():
+    before, after = ({"model": {"class": "A", "mean": [0.5] * 64 + [end]}} for end in (0.5, 0.7))
+    (found,) = differences.model_differences(before["model"], after["model"])
+    assert found.startswith("mean: ...") and found.endswith("0.5] -> ...5, 0.5, 0.5, 0.5, 0.7]")
+    layers = [{"class_name": "Dense", "config": {"units": 3}}]
+    one, other = ({"class": "A", "config": {"layers": count * layers}} for count in (1, 2))
+    assert differences.model_differences(one, other) == ["layers: 1 -> 2"]
+
+
 # Rounding and randomness
 
 
@@ -200,7 +240,7 @@ def test_rounding_of_another_machine_is_no_other_function(of_a_function):
 
 
 def test_verdicts_on_clean_images_are_those_of_the_first_time(tmp_path):
-    """An example on the boundary is right on one processor and wrong on another."""
+    """An example on the boundary is right on one CPU and wrong on another."""
     images, labels = examples()
     images[0] = 0.0
     labels[0] = 1
@@ -231,7 +271,7 @@ def test_noise_is_the_models_own_and_not_the_difference_to_another():
     probes = identity.probes_of(examples()[0], THREAT)
     one, other = (identity.answers_of(model, probes) for model in (plain, noisy()))
     assert one.noise[0] < 1e-5 * one.spread < other.noise[0]
-    assert identity.is_random(other, identity.LIMIT) and not identity.is_random(one, identity.LIMIT)
+    assert other.are_random and not one.are_random
 
 
 def test_probes_are_images_of_the_data_and_images_at_the_edge():
@@ -250,8 +290,8 @@ def test_answers_that_are_not_finite_are_compared_too(value):
 
     probes = identity.probes_of(examples()[0], THREAT)
     first, again, other = (identity.answers_of(model, probes) for model in (broken, broken, plain))
-    assert identity.answer_differences(first, again, identity.LIMIT) == []
-    assert identity.answer_differences(first, other, identity.LIMIT)
+    assert identity.answer_differences(first, again) == []
+    assert identity.answer_differences(first, other)
 
 
 def test_a_model_without_gradient_is_known_by_its_logits(tmp_path):
@@ -268,10 +308,9 @@ def test_a_model_without_gradient_is_known_by_its_logits(tmp_path):
 
 
 def test_facts_are_blind_to_names_and_to_training():
-    trained = classifier()
+    trained = classifier(objective=he.objectives.Standard())
     trained.network.trainable = False
     trained.head.kernel_initializer = keras.initializers.Zeros()
-    trained.objective = he.objectives.Standard()
     assert fingerprint.model_facts(trained) == fingerprint.model_facts(classifier())
     json.dumps(fingerprint.model_facts(trained))
 
@@ -300,11 +339,22 @@ def test_a_model_without_a_configuration_has_facts():
     assert fingerprint.model_facts(Own(plain)) == {"class": "Own", "config": None}
 
 
-def test_half_precision_is_given_more_room():
-    layers = [keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_bfloat16")]
-    facts = fingerprint.model_facts(keras.Sequential(layers))
-    assert identity.limit_of(facts) == identity.HALF_LIMIT
-    assert identity.limit_of(fingerprint.model_facts(plain)) == identity.LIMIT
+def test_half_precision_is_given_more_room_unless_it_is_new():
+    """In a layer, or hidden in a function that declares nothing."""
+    probes = identity.probes_of(examples()[0], THREAT)
+    layer = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_bfloat16")])
+
+    def half(images):
+        return tf.cast(tf.cast(images, tf.bfloat16) @ tf.cast(KERNEL, tf.bfloat16), tf.float32)
+
+    models = (layer, lambda images: layer(images), half, plain)
+    limits = [float(identity.answers_of(model, probes).limit) for model in models]
+    assert limits == 3 * [identity.HALF_LIMIT] + [identity.LIMIT]
+    one, other = (identity.answers_of(model, probes) for model in (plain, half))
+    assert identity.answer_differences(one, other)
+    assert identity.answer_differences(other, other) == []
+    moved = other._replace(logits=other.logits + 0.02 * other.spread)
+    assert identity.answer_differences(other, moved) == []
 
 
 def test_clean_margins_of_every_example_are_compared(tmp_path):

@@ -13,6 +13,7 @@ from report_reader import read_page
 from report_samples import ATTACKS, draw, write_sample
 
 from he_keras.evaluation.report import write_html
+from he_keras.evaluation.report.stored_report import digests_of
 
 
 def edit(folder, **changes):
@@ -72,6 +73,18 @@ def test_damaged_and_incomplete_reports_are_refused(tmp_path, damage):
     with pytest.raises(ValueError, match=message):
         write_html(tmp_path)
     assert not list(tmp_path.glob("*report.html")), "nothing may be left half-written"
+
+
+@pytest.mark.parametrize("name", ["per_example.npz", "gallery.npz"])
+def test_a_file_of_another_evaluation_with_equal_counts_is_refused(tmp_path, name):
+    """The report names the digests of the files that it was written with."""
+    folder = write_sample(tmp_path)
+    edit(folder, files=digests_of(folder))
+    write_html(folder)
+    column = "margin" if name == "per_example.npz" else "adversarial"
+    edit_arrays(folder, name, **{column: np.load(folder / name)[column][::-1]})
+    with pytest.raises(ValueError, match=f"expected the {name} that report.json was written with"):
+        write_html(folder)
 
 
 def test_a_gallery_file_is_not_needed_without_examples(tmp_path):

@@ -248,3 +248,6 @@ def test_the_documentation_gives_what_64_images_resolve():
     stated = {float(each) for each in re.findall(r"64 images resolve (\d+\.\d)", text)}
     assert stated == {size for _, size in rows}
     assert f"32 images resolve {100 * found_share(1, 32):.1f}" in text
+    resolved = (found_share(fewest_gains(n, 0.01, CHANCE_LEVEL / 2), n) for n in range(64, 200))
+    sizes = [n for n, share in enumerate(resolved, 64) if share and share <= 0.07]
+    assert f"A gap of 7 points takes {sizes[0]}." in text

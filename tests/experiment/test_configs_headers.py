@@ -136,3 +136,24 @@ def test_twins_differ_in_the_head_only(name, twin):
 def test_table_2_says_how_its_epochs_differ_from_the_released_code(objective, head):
     text = " ".join(header(f"cifar10_{objective}_{head}").split())
     assert "after 75 and 90" in text and "after 74 and 89 epochs, and trains 77 by default" in text
+
+
+#: Where paper, released code and this package part ways, and which headers say so.
+SAID = {
+    r"\(followed\) normalises them within the loss": r"(cifar10|imagenet)_\w+_at\w*_(m_)?he",
+    r"attacks logits without the scale, the released code \(followed\) with it": (
+        r"cifar10_(pgd_at|alp|trades|free_at|fast_at)_(m_)?he"
+    ),
+    r"No code of m-HE is released": r"cifar10_\w+_m_he",
+    r"four GPUs, which normalise 32 images": r"cifar10_(pgd_at|alp|trades)_(linear|(m_)?he)",
+    r"four GPUs, which normalise 64 images": r"imagenet_free_at_\w+",
+    r"only the sum is clipped": r"cifar10_free_at_\w+",
+    r"the same in every epoch, in inference mode": r"cifar10_fast_at_\w+",
+    r"stays at 8/255 once there: chosen": r"cifar10_pas_\w+_(cosine|linear)(_restarts)?",
+}
+
+
+@pytest.mark.parametrize("sentence", SAID)
+def test_deviations_are_in_the_header_of_every_experiment_that_has_them(sentence):
+    says = {name for name in NAMES if re.search(sentence, " ".join(header(name).split()))}
+    assert {name for name in NAMES if re.fullmatch(SAID[sentence], name)} - says == set()

@@ -109,6 +109,47 @@ def test_schedules_end_with_the_training(objective, updates):
     np.testing.assert_allclose(radii, [0.05, 0.1 * (1 - 1 / last)], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "message"),
+    [
+        ("schedule", {"name": "linear", "slope": -0.06}, "learning rate .* 0 or more.*received -"),
+        ("schedule", {"name": "piecewise", "epochs": (0, 3), "values": (0.1, -0.1)}, "received -"),
+        ("epsilon_schedule", {"name": "constant", "initial": "0.2"}, "0 to 0.1 .*received 0.2"),
+        ("epsilon_schedule", {"name": "triangular", "peak": "0.11"}, "received 0.1"),
+        ("epsilon_schedule", {"name": "step", "initial": 0.2, "drop_epochs": (1,)}, "0 to 0.1"),
+        ("epsilon_schedule", {"name": "linear", "initial": 0.1, "slope": -0.1}, "received -0.1"),
+    ],
+)
+def test_a_schedule_that_leaves_its_range_is_refused_before_any_work(section, options, message):
+    """A negative learning rate would ascend the loss, without a word."""
+    config = tiny_config.get_config()
+    with config.unlocked():
+        config[section] = options
+    with pytest.raises(ValueError, match=message):
+        experiment.build_optimizer(config, 10)
+        experiment.build_objective(config, 10)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "step", "triangular", "warm_up"])
+def test_sizes_of_a_schedule_may_be_fractions(name):
+    height = {"triangular": "peak", "warm_up": "target"}.get(name, "initial")
+    others = {"step": {"drop_epochs": (1,)}, "warm_up": {"num_epochs": 2}}.get(name, {})
+    config = tiny_config.get_config()
+    with config.unlocked():
+        config.epsilon_schedule = {"name": name, height: "8/255", **others}
+    radius = experiment.build_objective(config, 10).epsilon_schedule
+    assert max(float(radius(step)) for step in range(30)) == pytest.approx(8 / 255)
+
+
+def test_the_learning_rate_may_warm_up():
+    config = tiny_config.get_config()
+    with config.unlocked():
+        config.schedule = {"name": "warm_up", "num_epochs": 2}
+    rate = experiment.build_optimizer(config, 10)._learning_rate
+    highest = config.optimizer.learning_rate
+    assert [float(rate(step)) for step in (0, 10)] == pytest.approx([highest / 2, highest])
+
+
 def test_every_objective_says_how_often_it_updates():
     for name in objectives.names():
         built = objectives.get(name, experiment.build_threat(tiny_config.get_config()))
@@ -131,6 +172,24 @@ def test_missing_keys_are_completed_at_any_depth(tmp_path):
     for one, other in ((read.train, config.train), (read.evaluation, config.evaluation)):
         assert one.to_dict() == other.to_dict()
     experiment.check_config(read)
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path):
+    """A key that it could not know has its default, and no other value."""
+    config = linear_config()
+    plain = experiment.to_plain(config)
+    del plain["train"]["weight_averaging"]["batch_norm_batches"]
+    del plain["data"]["test_fraction"]
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    for changed in (True, False):
+        with config.unlocked():
+            config.data.test_fraction = 0.25 if changed else 0.0
+        if changed:
+            with pytest.raises(ValueError, match=r"with data.test_fraction: 0.0 -> 0.25$"):
+                experiment.prepare_training(config, tmp_path)
+        else:
+            experiment.prepare_training(config, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == experiment.to_plain(config)
 
 
 def test_keys_that_belong_to_an_objective_are_not_completed(tmp_path):
@@ -193,24 +252,53 @@ def write(folder, name, *files):
         (folder / file).write_text("content")
 
 
-def test_the_quickstart_removes_only_what_it_made(quickstart, tmp_path):
-    made = ["model.keras", "checkpoints/latest.npz", "evaluation/report.html", "history.csv"]
-    write(tmp_path / "he", "quickstart_he", *made, "notes.txt", "mine/model.keras")
-    quickstart._remove_earlier(tmp_path / "he", "quickstart_he")
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert left == ["he/mine/model.keras", "he/notes.txt"]
+def found(folder):
+    """Names and contents of all files."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
 
-@pytest.mark.parametrize("name", ["cifar10_small", "quickstart_linear"])
-def test_the_quickstart_leaves_another_run_alone(quickstart, tmp_path, name):
-    write(tmp_path / "he", name, "model.keras")
-    quickstart._remove_earlier(tmp_path / "he", "quickstart_he")
+def test_the_quickstart_deletes_and_overwrites_nothing(quickstart, tmp_path):
+    """Not even what somebody else put into its folders."""
+    for head in ("linear", "he"):
+        write(tmp_path / head, f"quickstart_{head}", "model.keras", "evaluation/notes.txt")
+    for name in ("table.txt", "report.html", "mine.txt", "serving/digits/1/saved_model.pb"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("content")
+    (tmp_path / "earlier-1").mkdir()
+    before = found(tmp_path)
+    quickstart._set_aside(tmp_path)
+    stay = {name for name in before if name.startswith(("mine", "serving"))}
+    moved = {name if name in stay else f"earlier-2/{name}": before[name] for name in before}
+    assert found(tmp_path) == moved
+    quickstart._set_aside(tmp_path)
+    assert found(tmp_path) == moved and not (tmp_path / "earlier-3").exists()
+
+
+@pytest.mark.parametrize("name", ["cifar10_small", "quickstart_linear", None])
+def test_the_quickstart_refuses_what_is_not_its_own(quickstart, tmp_path, name):
+    """Before it trains the other head, and before it moves anything."""
+    write(tmp_path / "linear", "quickstart_linear", "model.keras")
+    if name is None:
+        (tmp_path / "he").mkdir()
+        (tmp_path / "he" / "model.keras").write_text("content")
+    else:
+        write(tmp_path / "he", name, "model.keras")
+    before = found(tmp_path)
+    with pytest.raises(ValueError, match=f"something else.*received {tmp_path}/he: move it"):
+        quickstart._set_aside(tmp_path)
+    assert found(tmp_path) == before
+
+
+def test_the_quickstart_refuses_a_folder_with_files_of_its_names(quickstart, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(ValueError, match=f"received {tmp_path}/report.html"):
+        quickstart._set_aside(tmp_path)
+
+
+def test_the_quickstart_moves_no_run_that_is_trained(quickstart, tmp_path):
+    write(tmp_path / "he", "quickstart_he", "model.keras")
+    with run_folder.held(tmp_path / "he", "trains"):
+        with pytest.raises(ValueError, match="Another process trains into this folder"):
+            quickstart._set_aside(tmp_path)
     assert (tmp_path / "he" / "model.keras").exists()
-
-
-@pytest.mark.slow
-def test_the_quickstart_names_all_that_a_run_writes(quickstart, tmp_path):
-    config = linear_config()
-    experiment.run_training(config, tmp_path)
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written - {".lock"} == set(quickstart._MADE) - {"evaluation"}

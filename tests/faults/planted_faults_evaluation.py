@@ -216,8 +216,24 @@ FAULTS = [
     (
         "a folder's recorded answers are not compared",
         "evaluation/run/identity.py",
-        "found = answer_differences(stored[name], now, limit)",
+        "found = answer_differences(stored[name], now)",
         "found = []",
         "tests/evaluation/test_evaluation_identity.py::test_a_model_without_gradient_is_known_by_its_logits",
+    ),
+    (
+        "records of another plan are taken for this one's",
+        "evaluation/run/journal.py",
+        "if made_with == plan:",
+        "if plan:",
+        "tests/evaluation/test_evaluation_identity.py::"
+        "test_checks_of_another_plan_are_not_taken_for_this_ones",
+    ),
+    (
+        "another function with equal verdicts is verified",
+        "evaluation/run/verification.py",
+        'others = function_differences(model, settings["model"], folder)',
+        "others = []",
+        "tests/evaluation/test_evaluation_shards.py::"
+        "test_another_function_with_the_same_verdicts_does_not_hold[scale]",
     ),
 ]

@@ -343,10 +343,11 @@ def test_images_outside_the_bounds_are_refused_while_training(value):
     images[3, 1, 2, 0] = value
     model = graph_model()
     before = model.get_weights()
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="outside the bounds of the threat model"
-    ):
+    with pytest.raises(ValueError, match="outside the bounds of the threat model"):
         fit(model, images, labels, batch_size=13)
+    stream = tf.data.Dataset.from_tensor_slices((images, labels)).batch(13)
+    with pytest.raises(ValueError, match=r"Images outside the bounds .* received values in \["):
+        model.fit(stream, verbose=0)
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
 

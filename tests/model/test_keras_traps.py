@@ -177,7 +177,7 @@ def test_the_custom_step_survives_reloading(tmp_path):
 
 def test_the_exported_model_gives_the_same_scaled_logits(tmp_path):
     logging.getLogger("absl").setLevel(logging.ERROR)
-    objective = he.objectives.Standard()  # no other trains behind an augmentation
+    objective = he.objectives.Standard()  # no other trains after an augmentation
     model = build_model(objective, [keras.layers.RandomFlip()], run_eagerly=True)
     fit(model)
     model.export(tmp_path / "exported", verbose=False)

@@ -70,7 +70,7 @@ def assert_equal_weights(model, other):
     [("pgd_at", "he"), ("trades", "m-he"), ("free_at", "he"), ("fast_at", "linear")],
 )
 def test_training_goes_on_as_if_never_saved(objective, head, tmp_path):
-    """Weights, statistics, momentum, the step behind the seeds, and perturbations come back."""
+    """Weights, statistics, momentum, the step that seeds depend on, and perturbations come back."""
     model = build_model(objective, head, seed=4)
     fit(model)
     model.save(tmp_path / "model.keras")

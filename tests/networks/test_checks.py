@@ -154,6 +154,12 @@ def test_a_softmax_is_recognised_in_every_precision(dtype, classes):
     assert dtype != "float32" or check_not_probabilities(wider + 2e-5) is None
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("largest", [1e6, 1e39, np.inf, np.nan])
+def test_logits_beyond_half_precision_are_judged_without_a_warning(largest):
+    check_not_probabilities(np.array([[largest, 1.0, -largest]], np.float64))
+
+
 def test_a_saturated_softmax_is_known_by_its_layer():
     """Rows such as (1, 0, nan) do not sum to 1."""
     logits = np.array([[np.nan, 0.5, 0.2]], np.float32)
@@ -168,3 +174,81 @@ def test_the_shape_of_features_where_a_network_cannot_run_on_symbols():
             return tf.constant(np.asarray(images).reshape(len(images), -1))
 
     assert feature_shape(Counting(), (None, *model_zoo.SHAPE)) == (None, 192)
+
+
+class OwnLayer(keras.layers.Layer):
+    """Tells nothing of what it ends in."""
+
+    def __init__(self, units, activation=None):
+        super().__init__()
+        self.flatten, self.dense = keras.layers.Flatten(), dense(units)
+        self.function = keras.activations.get(activation)
+
+    def call(self, inputs):
+        return self.function(self.dense(self.flatten(inputs)))
+
+
+HIDDEN = {
+    "network": (OwnLayer(5, "softmax"), dense(), "The network ends in probabilities"),
+    "head": (OwnLayer(5), OwnLayer(3, "softmax"), "The head does not return logits"),
+    "one unit": (OwnLayer(5), OwnLayer(1), "The head has one unit"),
+    "a map": (OwnLayer(6), keras.layers.Reshape((2, 3)), "The head does not return logits"),
+    "two answers": (OwnLayer(6), TwoAnswers(), "The head does not return logits"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_no_layer_tells_is_found_by_trying(name):
+    network, head, message = HIDDEN[name]
+    with pytest.raises(ValueError, match=message) as error:
+        model = he.HEAdversarialModel(network, head)
+        model.build((None, *model_zoo.SHAPE))
+        model.compile()
+        model.fit(IMAGES, LABELS, verbose=0)
+    assert is_one_sentence(error)
+
+
+@pytest.mark.parametrize("after", [keras.layers.Identity, lambda: keras.layers.Dropout(0.5)])
+def test_a_softmax_is_seen_through_layers_that_hand_it_on(after):
+    network = functional(lambda x: after()(dense(3, "softmax")(x)))
+    with pytest.raises(ValueError, match="network ends in probabilities"):
+        he.HEAdversarialModel(network, dense())
+    head = keras.Sequential([dense(3), keras.layers.Softmax(), after()])
+    with pytest.raises(ValueError, match="head does not return logits"):
+        he.HEAdversarialModel(model_zoo.functional(), head)
+
+
+class TwoInputs(keras.Model):
+    """A subclassed model, whose inputs only a call shows."""
+
+    def call(self, inputs):
+        images, more = inputs
+        return images + more
+
+
+def test_what_does_not_run_on_images_is_one_sentence():
+    smaller = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten(), dense()])
+    calls = [
+        lambda: he.HEAdversarialModel(TwoInputs(), dense()).build((None, *model_zoo.SHAPE)),
+        lambda: he.attacks.FGSM(THREAT)(TwoInputs(), IMAGES, LABELS),
+        lambda: he.attacks.FGSM(THREAT)(smaller, IMAGES, LABELS),
+        lambda: he.attacks.FGSM(THREAT)(lambda images, more: images, IMAGES, LABELS),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="does not run on .*images; expected .*shape") as error:
+            call()
+        assert is_one_sentence(error)
+
+
+def test_one_output_of_a_function_in_a_dictionary():
+    """The remedy for a function must not have Keras's argument `training`."""
+    given = lambda images: {"logits": tf.reshape(images, [8, -1])}  # noqa: E731
+    with pytest.raises(TypeError, match=r"`lambda images: model\(images\)\['logits'\]`"):
+        he.attacks.FGSM(THREAT)(given, IMAGES, LABELS)
+
+
+def test_objects_that_are_no_models():
+    for given, received in ((keras.Model, "a class"), (object(), "object")):
+        with pytest.raises(TypeError, match=f"SavedModel.*received {received}") as error:
+            he.attacks.FGSM(THREAT)(given, IMAGES, LABELS)
+        assert is_one_sentence(error)

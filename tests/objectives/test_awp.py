@@ -71,10 +71,10 @@ BASES = {
 GRID = [("pgd_at", head) for head in HEADS] + [("trades", "m-he"), ("fast_at", "linear")]
 
 
-def build(base, head_name, **options):
+def build(base, head_name, gamma=GAMMA, **options):
     """A Keras model and its NumPy twin with the same weights."""
     trainer, make_base = BASES[base]
-    return build_twins(trainer, AWP(base=make_base(), gamma=GAMMA, **options), head_name)
+    return build_twins(trainer, AWP(base=make_base(), gamma=gamma, **options), head_name)
 
 
 @pytest.mark.parametrize(("base", "head"), GRID)
@@ -87,8 +87,7 @@ def test_the_perturbation_makes_a_difference_of_its_own():
     """Guards the closed forms above: the weights are others than without perturbation."""
     trained = []
     for gamma in (0.0, GAMMA):
-        model, _ = build("pgd_at", "linear")
-        model.objective.gamma = gamma
+        model, _ = build("pgd_at", "linear", gamma)
         x, y = (part[:BATCH_SIZE] for part in examples())
         train_one_step(model, x, y, run_eagerly=True)
         trained.append(model.head.get_weights()[0])
@@ -278,14 +277,14 @@ def test_activity_losses_of_layers_are_kept():
             keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(0.5)),
         ]
     )
-    model = he.HEAdversarialModel(
-        network, he.CosineHead(4), AWP(base=objectives.Standard(THREAT), gamma=0.1), None
-    )
+    head = he.CosineHead(4)
+    model = he.HEAdversarialModel(network, head)
     plain = 0.5 * np.sum(model.features(images).numpy() ** 2) / len(images)
     for gamma, tolerance in ((0.0, 1e-6), (0.1, 0.2)):
-        model.objective.gamma = gamma
+        objective = AWP(base=objectives.Standard(THREAT), gamma=gamma)
+        model = he.HEAdversarialModel(network, head, objective, None)
         with added_losses.collected() as found:
-            model.objective.loss(model, images, labels, images)
+            objective.loss(model, images, labels, images)
         (added,) = found
         assert float(added) == pytest.approx(plain, rel=tolerance)
     assert abs(float(added) / plain - 1.0) > 1e-3

@@ -101,6 +101,39 @@ def test_further_passes_of_the_released_rat_add_nothing():
     assert added == pytest.approx(sum(activity.seen[:2]), rel=1e-3)
 
 
+class OwnCall(he.HEAdversarialModel):
+    """A subclass that prepares the images itself, and adds a loss itself."""
+
+    def call(self, inputs, training=None):
+        self.add_loss(keras.ops.convert_to_tensor(2.0))
+        return self.head(self.network(2.0 * inputs - 1.0, training=training))
+
+
+def test_what_a_subclass_adds_counts_too():
+    losses = []
+    for layers in ([], [Activity()]):
+        network = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), *layers])
+        keras.utils.set_random_seed(3)
+        model = OwnCall(network, he.CosineHead(3, scale=4.0), objectives.TRADES(THREAT, 1.0), None)
+        model.compile(optimizer=keras.optimizers.SGD(0.0), run_eagerly=True)
+        images, labels = examples()
+        losses.append(fit(model, images, labels)["loss"][0])
+        images, labels = tf.constant(images), tf.constant(labels, tf.int32)
+        x_adv = model.objective.craft(model, images, labels, seed=(0, 0))
+        without = model.objective.loss(model, images, labels, x_adv).numpy().mean()
+        seen = layers[0].seen[:2] if layers else [0.0]
+        assert losses[-1] == pytest.approx(without + 2 * 2.0 + sum(seen), rel=1e-3)
+
+
+def test_rat_refuses_a_call_that_it_would_leave_out():
+    """It would train on other images than are attacked and predicted."""
+    network = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()])
+    model = OwnCall(network, he.CosineHead(3), objectives.get("rat", THREAT), None)
+    model.compile(optimizer="sgd")
+    with pytest.raises(ValueError, match="override `features` instead; received OwnCall.call"):
+        fit(model, *examples())
+
+
 def test_activity_of_the_head_and_of_weights_in_closed_form():
     """Two passes over logits, one over weights."""
     objective = objectives.TRADES(THREAT, num_steps=1, random_start=0.05)
@@ -177,11 +210,68 @@ def test_images_outside_the_bounds_stop_a_compiled_step(jit_compile, call):
     images, labels = examples()
     images[2, 0, 0] = 1.5
     before = model.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="outside the bounds of the threat"):
+    expected = ValueError if call == "fit" else tf.errors.InvalidArgumentError
+    with pytest.raises(expected, match="outside the bounds of the threat"):
         getattr(model, call)(images, labels)
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
     assert model.jit_compile == jit_compile
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (3, "Label outside the classes; expected 0..2"),
+        (-1, "Label outside"),
+        (1.5, "whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_labels_that_are_no_class_stop_a_compiled_step(jit_compile, label, message):
+    """Without a word, XLA would make the weights NaN, and 1.5 would count as class 1."""
+    model = build_model(objectives.Standard(THREAT), rate=0.1, jit_compile=jit_compile)
+    images, labels = examples()
+    labels = labels.astype(np.float32)
+    labels[1] = label
+    before = model.get_weights()
+    for call in (model.train_on_batch, model.test_on_batch):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            call(images, labels)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_weights_that_are_none_stop_a_compiled_step(jit_compile, weight):
+    """A negative one would ascend the loss, and the others would make all weights NaN."""
+    model = build_model(objectives.Standard(THREAT), rate=0.1, jit_compile=jit_compile)
+    images, labels = examples()
+    before = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid sample weights; expected"):
+        model.train_on_batch(images, labels, sample_weight=np.array([1, 0, weight, 2], "float32"))
+    for kept, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(kept, expected)
+
+
+def test_the_classes_of_a_head_of_ones_own_are_counted():
+    """Also where the network is built by the first batch."""
+
+    class Head(keras.layers.Layer):
+        def build(self, features):
+            self.kernel = self.add_weight(shape=(features[-1], 3))
+
+        def call(self, features):
+            return features @ self.kernel
+
+    network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(4)])
+    model = he.HEAdversarialModel(network, Head(), evaluation_attack=None)
+    model.compile("sgd", run_eagerly=True)
+    images, labels = examples()
+    model.train_on_batch(images, labels)
+    assert model.num_classes == 3
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"expected 0..2"):
+        model.train_on_batch(images, labels + 3)
 
 
 def test_a_program_without_assertions_makes_the_loss_nan():

@@ -170,6 +170,9 @@ def test_a_step_size_schedule_replaces_the_scaling():
     alone = objectives.PGDAT(THREAT, step_size_schedule=steps, random_start=0.05)
     sizes = alone.sizes_at(5)
     assert (sizes.threat, sizes.random_start(0.05), alone.logs_at(5)) == (THREAT, 0.05, {})
+    backward = schedules.Linear(-0.1, 0.0, steps_per_epoch=1)
+    sizes = objectives.PGDAT(THREAT, step_size_schedule=backward).sizes_at(0)
+    assert float(sizes.step_size(0.5)) == 0.0
 
 
 def test_evaluation_stays_at_the_nominal_radius():

@@ -73,7 +73,7 @@ class Load:
         while not self.stopping.is_set():
             try:
                 factors.append(answered_factor(self.server.predict({"inputs": IMAGES.tolist()})))
-                # Leaves the server some of the processor, for the loading of versions.
+                # Leaves the server some of the CPU, for the loading of versions.
                 time.sleep(0.01)
             except requests.exceptions.RequestException as error:
                 if not self.may_fail:

@@ -11,22 +11,20 @@ activation, a scale, a frozen layer. An attack that was compiled for other value
 
 import contextlib
 import contextvars
-import functools
-import hashlib
-import inspect
-import types
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras.arguments import reason_of
 from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.attacks.framework.result import Goal
+from he_keras.attacks.framework.settings import configuration
 from he_keras.attacks.framework.victim import Victim
 from he_keras.cpu.switch import enabled_tricks
 
+#: Images on which two paths are compared: few, because every attack pays for them.
 PROBE_SIZE = 8
 
 
@@ -121,7 +119,7 @@ def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, t
 
 def _probe(model, images) -> Probe:
     plain = Victim(model)
-    logits = plain.plain_logits(images).numpy()
+    logits = _first_answer(plain, images)
     attacked = Victim(model)
     if not attacked.has_short_cuts:
         return Probe(model, images, logits, True, ())
@@ -137,6 +135,20 @@ def _probe(model, images) -> Probe:
     if hasattr(model, "take_no_short_cuts"):
         model.take_no_short_cuts(warning)
     return Probe(model, images, logits, False, (warning,))
+
+
+def _first_answer(victim: Victim, images) -> np.ndarray:
+    """The logits of some images, or one sentence where the model cannot take them."""
+    try:
+        return victim.plain_logits(images).numpy()
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if "; expected" in str(error):
+            raise
+        raise ValueError(
+            "The model does not run on the images; expected a model of one batch of images, here "
+            f"of shape {tuple(images.shape)}; received {type(victim.model).__name__}: "
+            f"{reason_of(error)}"
+        ) from error
 
 
 def is_current(found: Probe, victim: Victim, images, goal: Goal, margins: np.ndarray) -> bool:
@@ -177,14 +189,14 @@ def _difference(found: np.ndarray, logits: np.ndarray) -> float:
 
 def _warning(found, logits, tolerance: float) -> str:
     return (
-        "the faster path that attacks take through this model answers otherwise than the model "
-        f"itself (by up to {_difference(found, logits):.2g}, where rounding explains "
-        f"{tolerance:.2g}): it was not taken; report this, with the model's layers"
+        "the faster path answers differently from the model (by up to "
+        f"{_difference(found, logits):.2g}; rounding explains {tolerance:.2g}), so it was not "
+        "taken; please report this with the model's layers"
     )
 
 
 def compilation_key(victim: Victim) -> tuple[Hashable, ...]:
-    """Returns what a compiled function of a victim depends on, beside the model's variables."""
+    """Returns what a victim's compiled function depends on, in addition to variables."""
     margin = getattr(victim.head, "margin", None)
     settings = victim.scale, margin, victim.training, victim.tuned
     return (*_identity(victim.model), *settings, enabled_tricks(), configuration(victim.model))
@@ -193,82 +205,3 @@ def compilation_key(victim: Victim) -> tuple[Hashable, ...]:
 def _identity(model) -> tuple[int, int]:
     """Tells models apart. A bound method is a new object at each access: its parts are not."""
     return id(getattr(model, "__self__", None)), id(getattr(model, "__func__", model))
-
-
-#: What Keras notes about a model's own runs; none of it changes what the model computes.
-_BOOKKEEPING = {"built", "compiled", "history", "jit_compile", "run_eagerly", "stop_training"} | {
-    f"{verb}_function" for verb in ("train", "test", "predict")
-}
-
-
-def configuration(model) -> Hashable:
-    """Returns the settings of a model's layers, or of the layers that a function refers to.
-
-    Of a layer, all attributes count that are plain data, arrays or functions. Of other callables,
-    only their Keras layers count: a counter inside them must not have an attack compiled again.
-
-    Args:
-        model: a Keras layer or any callable.
-
-    Example:
-        >>> import keras
-        >>> from he_keras.cpu.switch import enabled_tricks
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-        >>> before, through_function = configuration(model), configuration(lambda x: model(x))
-        >>> model.layers[0].activation = keras.activations.relu
-        >>> before == configuration(model), through_function == configuration(lambda x: model(x))
-        (False, False)
-    """
-    layers = [model] if isinstance(model, keras.layers.Layer) else [*_layers_behind(model)]
-    return tuple(_of_layer(each) for layer in layers for each in layer._flatten_layers())
-
-
-def _of_layer(layer) -> Hashable:
-    values = {name: _frozen(value) for name, value in vars(layer).items() if _counts(name)}
-    # Kept by Keras under names of its own.
-    values["trainable"], values["dtype"] = layer.trainable, layer.dtype_policy.name
-    return id(layer), tuple(sorted(values.items(), key=lambda item: item[0]))
-
-
-def _counts(name: str) -> bool:
-    return not (name.startswith(("_", "stop_")) or name in _BOOKKEEPING)
-
-
-def _frozen(value) -> Hashable:
-    """Something that stays equal as long as the value does; None for objects of other kinds.
-
-    Tensors are objects of other kinds, because layers keep the last ones that they met.
-    """
-    if isinstance(value, (bool, int, float, complex, str, bytes)):
-        return type(value).__name__, repr(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return str(value.dtype), value.shape, digest
-    if callable(value):
-        return value if isinstance(value, Hashable) else id(value)
-    if isinstance(value, dict):
-        return tuple((repr(key), _frozen(each)) for key, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(each) for each in value)
-    return None
-
-
-def _layers_behind(function) -> Iterator[keras.layers.Layer]:
-    """The Keras layers that a function, a method, a partial or an object holds itself."""
-    held: list = [getattr(function, "__self__", None), *_attributes(function)]
-    if isinstance(function, functools.partial):
-        held += [function.func, *function.args, *function.keywords.values()]
-        yield from _layers_behind(function.func)
-    if isinstance(function, types.MethodType):
-        held += _attributes(function.__self__)
-        function = function.__func__
-    if isinstance(function, types.FunctionType):
-        variables = inspect.getclosurevars(function)
-        held += [*variables.nonlocals.values(), *variables.globals.values()]
-    for value in held:
-        if isinstance(value, keras.layers.Layer):
-            yield value
-
-
-def _attributes(holder) -> list:
-    return [*getattr(holder, "__dict__", {}).values()]

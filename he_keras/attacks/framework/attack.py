@@ -7,7 +7,7 @@ success test and the counts of passes. It also drops examples that are broken fr
 Reproducibility: random draws come from `(seed, example number)`, so that the batch size never
 changes a result. Compilation: one trace per (model, image shape, dtype); the batch size is dynamic.
 A later call with the same model sees its current weights and settings. A callable is traced again
-if it answers otherwise than its trace, because a Python value inside it has changed. The settings
+if it answers differently from its trace, because a Python value inside it has changed. The settings
 of an attack cannot change, so that what it reports is what ran.
 """
 
@@ -45,7 +45,7 @@ from he_keras.attacks.framework.victim import (
     check_logits,
 )
 from he_keras.balls import NORMS
-from he_keras.configurable import Configurable, constructor_arguments
+from he_keras.configurable import Configurable, Sealed, constructor_arguments
 from he_keras.losses import MIN_CLASSES
 from he_keras.threat import ThreatModel, bounds_of, check_examples, check_threat
 
@@ -54,39 +54,6 @@ KEEP = ("best", "last")
 #: restart of one seed draws the numbers of the next seed; a prime, so that seeds which differ by a
 #: round number do not meet either.
 _RESTARTS_PER_SEED = 10_007
-
-
-class _Sealing(type):
-    """Seals an object when its `__init__` is done, that of a subclass included."""
-
-    def __call__(cls, *args, **kwargs):
-        built = super().__call__(*args, **kwargs)
-        vars(built)["_is_built"] = True
-        return built
-
-
-class Sealed(metaclass=_Sealing):
-    """Attributes are set in `__init__`; later only those whose name begins with an underscore.
-
-    Example:
-        >>> from he_keras.attacks.framework.attack import Sealed
-        >>> class Steps(Sealed):
-        ...     def __init__(self, number):
-        ...         self.number = number
-        >>> Steps(7).number = 20
-        Traceback (most recent call last):
-        AttributeError: Steps does not change after it is built; expected a new one, built with \
-number=20; received an assignment to number
-    """
-
-    def __setattr__(self, name: str, value) -> None:
-        """Refuses to change a setting: compiled code and stored results belong to the old one."""
-        if "_is_built" in vars(self) and not name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__} does not change after it is built; expected a new one, "
-                f"built with {name}={value!r:.60}; received an assignment to {name}"
-            )
-        super().__setattr__(name, value)
 
 
 class Attack(Configurable, Sealed):
@@ -99,7 +66,7 @@ class Attack(Configurable, Sealed):
         threat: the threat model.
         num_restarts: independent repetitions; later ones run only on examples not yet broken.
         logit_scale: see `Victim`.
-        stop_when_broken: stop working on an example as soon as it is misclassified; False runs
+        stop_when_broken: stop working on an example as soon as it is misclassified. False runs
             every example to the end, for parity with tools that do.
         keep: "best" returns the strongest iterate, "last" the final one.
         batch_size: examples per compiled call.

@@ -93,7 +93,7 @@ class Ensemble(Attack):
     runs_inside_graphs = False
     #: The components average over the randomness of the model.
     allows_random = False
-    #: What every report says beside the result.
+    #: What every report says with the result.
     note = ""
 
     def __init__(self, threat, components: Sequence[Attack], name: str = "ensemble", **kwargs):
@@ -216,8 +216,11 @@ def _stage(name: str, result: AttackResult, best: AttackResult, seconds: float) 
     )
 
 
+#: Bounds the cost of the warnings; one example that changes between passes is enough.
 _NUM_PROBES = 64
+#: As many passes as AutoAttack takes to find out whether a model is random.
 _REPEATS = 5
+#: AutoAttack's threshold for Square: more than 20 of 10,000 images.
 _LATE_SHARE = 0.002
 
 
@@ -225,7 +228,7 @@ def model_warnings(model, images, labels, logit_scale="model", allows_random=Fal
     """Returns what speaks against attacking this model by gradients, from a few examples.
 
     This judges the path that attacks take. It costs 5 forward passes and 1 backward pass on at most
-    64 examples, besides the passes of `agreement.probe`.
+    64 examples, in addition to the passes of `agreement.probe`.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.

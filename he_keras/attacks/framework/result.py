@@ -183,8 +183,8 @@ class AttackResult:
     """The outcome of an attack, one entry per example, as NumPy arrays.
 
     Attributes:
-        x_adv: adversarial images, inside the ball and the bounds; the clean image where the example
-            was misclassified from the start (and `stop_when_broken` is on).
+        x_adv: adversarial images, inside the ball and the bounds. It is the clean image where the
+            example was misclassified from the start and `stop_when_broken` is on.
         success: the model misclassifies `x_adv`; with targets, it predicts the target.
         margin: true logit minus the largest other one at `x_adv`; with targets, the largest other
             logit minus the target's.

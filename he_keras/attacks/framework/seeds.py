@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-#: The first number of a seed is multiplied by this before targets are counted: a prime, so that the
-#: targets of one restart do not draw the numbers of another restart.
+#: The first number of a seed is multiplied by this, and then targets are counted up. It is far
+#: above any number of targets, so no target of one restart draws the numbers of another restart.
 _TARGETS_PER_SEED = 1_000_003
 #: Weights of neighbouring pixels in the hash: 2**16 divided by the golden ratio, as Knuth
 #: recommends for multiplicative hashing of 16-bit numbers.

@@ -1,10 +1,10 @@
 """The loop of every iterated attack: it spends passes only on examples that are still at work.
 
 Survivors are gathered into batches of a few fixed sizes, which are multiples of 1/16 of the first
-one, and padded with copies of the last row. An outer loop gathers them. An inner loop iterates
-until the next smaller size holds the rest. XLA compiles for shapes that stay the same: there all
-rows pass through the model until the last one has ended. Examples that have ended keep their state
-exactly, so that neither the gathering nor the batch size nor XLA changes a result.
+one. Copies of the last row pad them. An outer loop gathers them. An inner loop iterates until the
+next smaller size holds the rest. XLA compiles for shapes that stay the same: there all rows pass
+through the model until the last one has ended. Examples that have ended keep their state exactly,
+so that neither the gathering nor the batch size nor XLA changes a result.
 """
 
 import math
@@ -12,6 +12,7 @@ import math
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+#: More sizes waste fewer passes on padding, but each size takes memory of its own.
 _SIZES_PER_BATCH = 16
 
 
@@ -24,12 +25,12 @@ def iterate(step, state, inputs, num_steps, is_active=None):
     """Repeats `state = step(index, state, inputs)`, index counting from 0.
 
     Args:
-        step: function of the iteration's number, the state, and the inputs, for any batch size; it
+        step: function of the iteration's number, the state, and the inputs, for any batch size. It
             may treat every row as active.
         state: nest of tensors with one row per example; returned by `step` with the same structure.
         inputs: nest of tensors with one row per example that stay as they are.
         num_steps: how many iterations at most.
-        is_active: function from the state to a mask of the rows that have not ended; None runs all
+        is_active: function from the state to a mask of the rows that have not ended. None runs all
             rows to the end.
 
     Example:

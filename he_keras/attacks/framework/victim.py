@@ -17,11 +17,21 @@ from he_keras import cpu
 from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
-from he_keras.networks.checks import PROBABILITIES, check_single, last_activation
+from he_keras.networks.checks import (
+    NO_FEATURES,
+    NO_LOGITS,
+    PROBABILITIES,
+    check_single,
+    last_activation,
+    sides_of,
+)
 
+#: AutoAttack's: how far a row of probabilities may be from the sum 1.
 _PROBABILITY_TOLERANCE = 1e-5
 #: Units in the last place by which the rounded values of a softmax may miss the sum 1.
 _SUM_UNITS = 4
+#: Random examples that a network and a head are tried with.
+_NUM_TRIED = 4
 
 
 class Victim:
@@ -33,9 +43,9 @@ class Victim:
 
     Args:
         model: a `keras.Model`, an `HEAdversarialModel`, or any callable from images to logits.
-        logit_scale: "model" takes the logits as they are; "unit" divides the scale of a cosine head
-            out (the HE paper's protocol, which weakens cross-entropy attacks); a number sets the
-            scale of a cosine head, or multiplies the logits of any other classifier.
+        logit_scale: "model" takes the logits as they are. "unit" divides the scale of a cosine head
+            out, which is the HE paper's protocol and weakens cross-entropy attacks. A number sets
+            the scale of a cosine head, or multiplies the logits of any other classifier.
         training: run the model in training mode (only some training objectives want that).
         tuned: whether the model may run in another way with the same values, see `he_keras.cpu`.
     """
@@ -48,10 +58,11 @@ class Victim:
         tuned: bool = True,
     ) -> None:
         check_logit_scale(logit_scale)
-        if not callable(model):
+        if not callable(model) or isinstance(model, type):
+            kind = "a class" if isinstance(model, type) else type(model).__name__
             raise TypeError(
-                "Cannot attack this object; expected a keras.Model or a callable images -> logits; "
-                f"received {type(model).__name__}"
+                "Cannot attack this object; expected a keras.Model or a callable images -> logits "
+                f"(of a SavedModel: a function of it, such as loaded.serve); received {kind}"
             )
         check_single(model, "model")
         self.model = model
@@ -98,11 +109,11 @@ class Victim:
     def plain_logits(self, images):
         """Returns what Keras itself answers: `head(network(images, training=False))`, unscaled."""
         run = getattr(self.model, "plain_logits", self.model)
-        return at_least_float32(_checked(self._called(run, images)))
+        return at_least_float32(_checked(self._called(run, images), self.model))
 
     def _raw_logits(self, images):
         run = self.model if self._fixed is None else self._fixed
-        return _checked(self._called(run, images))
+        return _checked(self._called(run, images), self.model)
 
     def _called(self, run, inputs):
         if isinstance(run, keras.layers.Layer):
@@ -179,14 +190,14 @@ class Victim:
         return self._body
 
 
-def _checked(logits):
-    """The logits, if they are one tensor of floating-point numbers."""
+def _checked(logits, model):
+    """A model's logits, if they are one tensor of floating-point numbers."""
     if isinstance(logits, (list, tuple, dict)):
         key = repr(next(iter(logits), None)) if isinstance(logits, dict) else 0
         raise TypeError(
-            "The model returns several outputs; expected one floating-point TensorFlow tensor, the "
-            f"logits: pass `lambda images: model(images, training=False)[{key}]` if it is that one;"
-            f" received {len(logits)} outputs in a {type(logits).__name__}"
+            "The model returns no single tensor; expected one floating-point TensorFlow tensor, "
+            f"the logits: pass `lambda images: {_call_of(model)}[{key}]` if it is that one; "
+            f"received a {type(logits).__name__} of length {len(logits)}"
         )
     if not tf.is_tensor(logits) or not logits.dtype.is_floating:
         raise TypeError(
@@ -268,7 +279,7 @@ def check_logits(logits: np.ndarray, num_images: int, model) -> None:
     if logits.shape[1] == 1:
         raise ValueError(
             "The model has one output; expected one logit for each class: for a logit z without "
-            "sigmoid pass `lambda images: tf.pad(model(images, training=False), [[0, 0], [1, 0]])`,"
+            f"sigmoid pass `lambda images: tf.pad({_call_of(model)}, [[0, 0], [1, 0]])`,"
             " which answers (0, z); received 1 output"
         )
     check_not_probabilities(logits, model)
@@ -282,10 +293,7 @@ def check_not_probabilities(logits: np.ndarray, model=None) -> None:
         model: a Keras model is also judged by its last activation.
     """
     activation = None if model is None else last_activation(model)
-    close = _sum_tolerance(logits)
-    with np.errstate(invalid="ignore"):
-        rows_sum_to_one = np.all(np.abs(logits.sum(axis=1) - 1.0) < close)
-    if rows_sum_to_one and logits.min() > -close and logits.max() < 1.0 + close:
+    if _are_distributions(logits):
         received = "rows that sum to 1"
     elif activation in PROBABILITIES:
         received = f"activation={activation!r}"
@@ -293,9 +301,55 @@ def check_not_probabilities(logits: np.ndarray, model=None) -> None:
         return
     raise ValueError(
         "The model returns probabilities; expected logits: remove the softmax of the last "
-        "layer, or pass `lambda images: tf.math.log(model(images, training=False))`; "
-        f"received {received}"
+        f"layer, or pass `lambda images: tf.math.log({_call_of(model)})`; received {received}"
     )
+
+
+def _call_of(model) -> str:
+    """How the logits of a model are asked for: only a Keras layer takes the flag of the mode."""
+    return (
+        "model(images, training=False)"
+        if isinstance(model, keras.layers.Layer)
+        else "model(images)"
+    )
+
+
+def check_values(network, head, input_shape, num_features: int) -> None:
+    """Raises a ValueError for a network or a head whose values are probabilities.
+
+    Both are run on random numbers. `check_parts` judges them by their layers, of which parts of
+    somebody else's class say nothing.
+
+    Args:
+        network: a built network, from images to features.
+        head: a built head, from features to logits.
+        input_shape: shape of a batch of images, None where a size is open.
+        num_features: length of a feature vector.
+    """
+    random = np.random.RandomState(0)
+    features = random.normal(0.0, 9.0, (_NUM_TRIED, num_features))
+    if _are_distributions(_values(head, features)):
+        raise ValueError(f"{NO_LOGITS}; received rows that sum to 1")
+    # A functional network says by its layers what it ends in.
+    if _symbolic_outputs(network):
+        return
+    images = random.uniform(size=(_NUM_TRIED, *sides_of(input_shape)))
+    if _are_distributions(_values(network, images)):
+        raise ValueError(f"{NO_FEATURES}; received rows that sum to 1")
+
+
+def _values(layer, inputs: np.ndarray) -> np.ndarray:
+    return at_least_float32(layer(tf.constant(inputs.astype(np.float32)), training=False)).numpy()
+
+
+def _are_distributions(rows: np.ndarray) -> bool:
+    """Whether all numbers are shares, up to rounding, and those of each row sum to 1."""
+    # Larger numbers and NaN are no shares, and half precision could not hold all of them.
+    if not (rows.min() > -1.0 and rows.max() < 2.0):
+        return False
+    close = _sum_tolerance(rows)
+    sums_to_one = np.all(np.abs(rows.sum(axis=1) - 1.0) < close)
+    return bool(sums_to_one and rows.min() > -close and rows.max() < 1.0 + close)
 
 
 def _sum_tolerance(logits: np.ndarray) -> float:

@@ -13,8 +13,8 @@ def canny(maps: np.ndarray, weak: int, strong: int) -> np.ndarray:
     """Returns the pixels on Canny edges, as booleans.
 
     Sobel slopes with a repeated border; their size is the sum of both absolute slopes. An edge
-    pixel is larger than the neighbours along its slope (of two equal ones the first counts), at
-    least one pixel of its edge is above `strong`, and all are above `weak`.
+    pixel is larger than the neighbours along its slope. Of two equal ones the first counts. At
+    least one pixel of an edge is above `strong`, and all are above `weak`.
 
     Args:
         maps: uint8, of shape (n, height, width).

@@ -15,9 +15,9 @@ def plasma(draws: Draws, side: int, decay: float) -> np.ndarray:
     """Returns a cloud in [0, 1] for each image, of shape (n, size, size), by diamond-square.
 
     The size is the next power of two from `side` on. Every level halves the grid: the centre of
-    each square becomes the mean of its corners, then the middle of each edge the mean of its four
-    neighbours (the map is a torus), each plus a uniform number of amplitude wibble squared. The
-    wibble starts at 100 and is divided by `decay` from level to level.
+    each square becomes the mean of its corners. Then the middle of each edge becomes the mean of
+    its four neighbours, on a torus. A uniform number of amplitude wibble squared is added to each.
+    The wibble starts at 100 and is divided by `decay` from level to level.
 
     Args:
         draws: random numbers, one stream for each image.

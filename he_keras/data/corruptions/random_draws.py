@@ -1,4 +1,4 @@
-"""Random numbers that belong to an image, wherever in whatever batch it stands."""
+"""Random numbers that belong to an image, whatever its batch and its place in it."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def corrupt(
     """Applies one corruption to a batch of images.
 
     The random numbers of an image depend on (seed, its number, corruption, severity) and on nothing
-    else, so neither the batch size nor the order changes an image.
+    else. So neither the batch size nor the order changes an image.
 
     The parameters are those of CIFAR-10-C (made for 32 pixels) or of ImageNet-C (224), whichever
     is nearer in ratio to the shorter side: the former up to 84 pixels. They are not rescaled.

@@ -14,12 +14,15 @@ from he_keras.evaluation.checks.check import Outcome, failed, passed, warned
 from he_keras.evaluation.checks.sample import CleanSample
 from he_keras.evaluation.statistics import resolution
 
+#: Bounds the cost: each image takes as many passes as the next number says, which is AutoAttack's.
 _NUM_REPEATED = 32
 _REPEATS = 5
+#: Few images show a dependence on the batch; those alone take one call each.
 _NUM_REARRANGED = 16
 _NUM_ALONE = 3
 #: Moves pixels by as little as another order of additions moves a sum in float32.
 _ROUNDED = 1.0 + 1e-5
+#: Chosen: several additions in another order add up.
 _ROUNDINGS = 4.0
 
 

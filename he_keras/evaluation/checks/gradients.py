@@ -26,12 +26,17 @@ from he_keras.evaluation.statistics import (
     resolution,
 )
 
+#: Bounds the cost: each image takes gradients of two losses and passes at several points.
 _NUM_IMAGES = 32
+#: Random points around each image; few, because the mean over all images is what is tested.
 _NUM_POINTS = 6
 #: Radii and steps that should be too short to change the decision, in epsilons.
 _SMALL = 0.01
+#: Ten times the share that a smooth loss has at a radius of `_SMALL`.
 _ROUGHNESS = 0.1
+#: Chosen: the margin may change by half its own size within the ball.
 _UNSTABLE = 0.5
+#: Chosen: leaves room for curvature between the two ends of a step of `_SMALL`.
 _DISAGREEMENT = 0.25
 _LOSSES: dict[str, Callable] = {"margin": losses.cw_margin, "cross-entropy": losses.cross_entropy}
 _NO_GRADIENT = (

@@ -1,14 +1,14 @@
 """An active test of an attack: an adversarial image is planted, and the attack must find it.
 
 An attack may fail because the model is robust, or because the attack does not work. Its failure
-does not say which. So for each image the head of the network is replaced by a linear read-out of
-two classes, which separates the surroundings of the image from one point on the border of the ball.
-That point is adversarial by construction. A sound attack finds it, or another one.
+does not say which. So for each image a linear read-out of two classes replaces the head of the
+network. It separates the surroundings of the image from one point on the border of the ball. That
+point is adversarial by construction. A sound attack finds it, or another one.
 
 Paper: Zimmermann et al. 2022, "Increasing confidence in adversarial robustness evaluations"; 11 of
 the 13 published evaluations that it looks at fail.
 Deviations: the read-out is the linear discriminant of regularised covariance instead of a fitted
-logistic regression; all images are attacked in one batch; fewer points around each image.
+logistic regression. All images are attacked in one batch. There are fewer points around each image.
 """
 
 from typing import NamedTuple
@@ -22,18 +22,25 @@ from he_keras.evaluation.checks.sample import AttackedSample, compiled
 from he_keras.evaluation.statistics import CHANCE_LEVEL, POWER, chance_of_at_least
 from he_keras.threat import ThreatModel
 
-#: Points inside the ball that keep the image's class, those tried by random search, and candidates.
+#: Points inside the ball that keep the image's class; fewer than the paper's, for their cost.
 _NUM_INNER = 48
+#: Chosen: one unlucky start is no failure of the attack.
 _RESTARTS = 5
+#: Points that random search tries: as many as there are inner points.
 _NUM_RANDOM = 48
+#: Border points of which the one farthest from the inner points is planted.
 _NUM_CANDIDATES = 4
+#: Share of epsilon: chosen so that no inner point lies as far out as the planted one.
 _INNER_RADIUS = 0.95
+#: Added variance, as a share of the mean one: there are fewer inner points than features.
 _RIDGE = 1e-3
 #: Where the decision lies between the farthest inner point (0) and the planted one (1).
 _THRESHOLD = 0.75
+#: Chosen: fewer read-outs say nothing about an attack.
 _FEWEST = 4
 #: What a sound attack of few steps finds.
 _SOUND = 0.95
+#: Chosen: an attack that finds fewer than half fails instead of warning.
 _LOW = 0.5
 
 
@@ -193,7 +200,7 @@ def judge(found: int, total: int, by_chance: int) -> Outcome:
         "fail" if found < _LOW * total else "warn",
         figure,
         "The attack misses adversarial images that are known to exist, so what it does not break "
-        "is not thereby robust: find what blocks the gradient, and use square-5000.",
+        "need not be robust: find what blocks the gradient, and use square-5000.",
         limit,
     )
 

@@ -22,9 +22,13 @@ from he_keras.evaluation.checks.sample import AttackedSample
 from he_keras.evaluation.statistics import exceeds, fewest_beyond, resolution
 from he_keras.threat import ThreatModel
 
+#: Radii of the curve, in epsilons.
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+#: Radii of the check without a curve, in epsilons: fewer, because each is a whole attack.
 _CHECKED_FACTORS = (0.5, 1.0, 2.0, 4.0)
+#: Half a point (ours): Carlini et al. say that a larger radius breaks more, and give no number.
 _RISE = 0.005
+#: Chosen: what may be left by too few steps where everything is allowed; more of it is a failure.
 _HELD_SHARE = 0.05
 
 

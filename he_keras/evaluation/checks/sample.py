@@ -13,8 +13,10 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.threat import ThreatModel
 
+#: Bounds the memory of a check; no result depends on it.
 _BATCH_SIZE = 128
-#: A prime far above any number of examples: no restart repeats the draws of another example.
+#: Far above any number of examples, so that no restart repeats the draws of another example.
+#: Any number of this size would do; this one is a prime.
 _RESTART = 1_000_003
 Found = TypeVar("Found")
 

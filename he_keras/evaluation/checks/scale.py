@@ -22,11 +22,14 @@ from he_keras.evaluation.checks.sample import AttackedSample, compiled
 from he_keras.evaluation.statistics import Pair
 from he_keras.layers import CosineHead
 
+#: One point (ours): the released HE models show seven.
 _GAP = 0.01
+#: Carlini et al. give no number for transfer: this is AutoAttack's for Square.
 _TRANSFER_GAIN = 0.002
 #: If the logits are so far apart that the cross-entropy saturates, only smaller ones can help an
 #: attack; otherwise only larger ones can. Looking the other way would only add chance findings.
 _SATURATING_MARGIN = 5.0
+#: Powers of ten: enough to leave the saturated or the flat part of the cross-entropy.
 _FACTORS = {"smaller": (0.1, 0.01), "larger": (10.0, 100.0)}
 
 

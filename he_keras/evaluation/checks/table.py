@@ -37,6 +37,7 @@ from he_keras.evaluation.checks.check import Check, Outcome, skipped
 from he_keras.evaluation.checks.sample import AttackedSample, CleanSample, Sample
 from he_keras.threat import ThreatModel
 
+#: Bounds the cost of the checks before the attacks.
 _MAX_IMAGES = 128
 
 

@@ -15,13 +15,13 @@ from he_keras.evaluation.report import formatting
 from he_keras.evaluation.report.page import Section, page
 from he_keras.files import replacing, write_json
 
-#: Positions listed on the page; the JSON file beside it has all.
+#: Positions listed on the page; the JSON file next to it has all.
 MAX_POSITIONS = 100
 _CHANCE_LEVEL = 0.05
 
 
 def write_comparison_html(folders, path) -> pathlib.Path:
-    """Compares evaluations, and writes the result as a page and, beside it, as JSON.
+    """Compares evaluations, and writes the result as a page and as JSON.
 
     Args:
         folders: as for `compare`.

@@ -31,7 +31,7 @@ _GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def write_html(folder) -> pathlib.Path:
-    """Writes `report.html` beside the `report.json` of an evaluation.
+    """Writes `report.html` next to the `report.json` of an evaluation.
 
     The page reads `report.json`, `per_example.npz` and, if the report has a gallery, `gallery.npz`;
     docs/report.md describes them. It opens offline: style, script and pictures are inside.

@@ -10,10 +10,16 @@ import numpy as np
 from he_keras.environment import environment
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.report.report_page import write_html
-from he_keras.evaluation.report.stored_report import SCHEMA_VERSION
+from he_keras.evaluation.report.stored_report import (
+    GALLERY,
+    PER_EXAMPLE,
+    SCHEMA_VERSION,
+    digests_of,
+)
 from he_keras.evaluation.run.attack_runs import AttackRow, AttackRuns, parts
+from he_keras.evaluation.run.differences import section_differences, shown
 from he_keras.evaluation.run.examples import Examples
-from he_keras.evaluation.run.fingerprint import for_report, section_differences, shown
+from he_keras.evaluation.run.fingerprint import for_report
 from he_keras.evaluation.run.journal import read_batch
 from he_keras.evaluation.statistics import share_of, wilson_interval
 from he_keras.files import read_json, write_json, write_npz
@@ -98,6 +104,7 @@ class RobustnessReport:
             "transfer": None,
             "environment": environment(),
             "settings": {},
+            "files": {},
         }
 
     def table(self) -> str:
@@ -201,9 +208,9 @@ def write_report(
     content["settings"] = for_report(settings)
     names = [row.name for row in report.rows]
     content["gallery"], shown = _gallery(runs, examples, names, pictures)
-    write_npz(folder / "gallery.npz", shown)
+    write_npz(folder / GALLERY, shown)
     write_npz(
-        folder / "per_example.npz",
+        folder / PER_EXAMPLE,
         {
             "labels": runs.labels,
             "clean_prediction": runs.clean_prediction,
@@ -214,6 +221,7 @@ def write_report(
             **report.correct,
         },
     )
+    content["files"] = digests_of(folder)
     write_json(folder / "report.json", content)
     return write_html(folder)
 

@@ -1,6 +1,7 @@
 """The files of one report, read and checked."""
 
 import dataclasses
+import hashlib
 import pathlib
 import zipfile
 from typing import Any
@@ -22,6 +23,8 @@ _REQUIRED = {
 }
 _ARRAYS = ("labels", "clean", "broken_by")
 _PICTURES = ("clean", "adversarial")
+#: The files in the folder of report.json.
+PER_EXAMPLE, GALLERY = "per_example.npz", "gallery.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +68,39 @@ def read_report(folder, with_gallery: bool = True) -> StoredReport:
     folder = pathlib.Path(folder)
     report = read_json(folder / "report.json", "a report that an evaluation wrote")
     _check_report(report, folder / "report.json")
-    per_example = _read_arrays(folder / "per_example.npz", _ARRAYS)
-    _check_lengths(per_example, report["num_examples"], folder / "per_example.npz")
+    per_example = read_per_example(folder)
+    _check_lengths(per_example, report["num_examples"], folder / PER_EXAMPLE)
     _check_accuracies(report, per_example, folder)
     examples = (report.get("gallery") or ()) if with_gallery else ()
-    gallery = _read_arrays(folder / "gallery.npz", _PICTURES) if examples else {}
-    _check_lengths(gallery, len(examples), folder / "gallery.npz")
+    gallery = _read_arrays(folder / GALLERY, _PICTURES) if examples else {}
+    _check_lengths(gallery, len(examples), folder / GALLERY)
+    _check_digests(report, [PER_EXAMPLE, *([GALLERY] if examples else [])], folder)
     return StoredReport(folder, report, per_example, gallery)
+
+
+def read_per_example(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the verdicts on all examples."""
+    return _read_arrays(folder / PER_EXAMPLE, _ARRAYS)
+
+
+def digests_of(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the digests of the files next to `report.json`, which `read_report` compares."""
+    return {name: _digest(folder / name) for name in (PER_EXAMPLE, GALLERY)}
+
+
+def _digest(path: pathlib.Path) -> str:
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check_digests(report: dict, names: list[str], folder: pathlib.Path) -> None:
+    """Equal counts do not make equal examples, so the files themselves are compared."""
+    for name in names:
+        expected = (report.get("files") or {}).get(name)
+        if expected is not None and _digest(folder / name) != expected:
+            raise ValueError(
+                f"Files of different evaluations; expected the {name} that report.json was written "
+                f"with; received another one in {folder}: run the evaluation again"
+            )
 
 
 def _check_accuracies(report: dict, per_example: dict[str, np.ndarray], folder) -> None:
@@ -112,7 +141,7 @@ def _read_arrays(path: pathlib.Path, required) -> dict[str, np.ndarray]:
             arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError as error:
         raise ValueError(
-            f"Incomplete report; expected {path.name} beside report.json; "
+            f"Incomplete report; expected {path.name} next to report.json; "
             f"received a folder without it: {path.parent}"
         ) from error
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:

@@ -1,7 +1,7 @@
 """Runs attacks over blocks of examples, and counts what they find and cost.
 
-Every attack runs on a block before the next block begins. A partial evaluation thus says already
-how strong each attack is. What happens in one block depends on no other block.
+Every attack runs on a block before the next block begins. So a partial evaluation says already how
+strong each attack is. What happens in one block depends on no other block.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class AttackRow:
         forward_passes: mean over all examples.
         backward_passes: mean over all examples.
         median_distance: over the broken examples, in the threat model's norm; None without any.
-        max_distance: likewise.
+        max_distance: the largest of the same distances; None without any.
         settings: the attack's configuration.
         stages: for an ensemble one row for each of its attacks.
         warnings: what the attack itself found that makes its result doubtful.
-        note: what has to be said beside the result in any case.
+        note: what has to be said with the result in any case.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """The examples of an evaluation, in a fixed order, and the one function that scores them."""
 
 import hashlib
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from he_keras.attacks.framework.agreement import agreed, probe
 from he_keras.attacks.framework.result import Goal
 from he_keras.attacks.framework.victim import check_class_numbers, check_logits
 from he_keras.data import ImageDataset, StreamingDataset, eval_pipeline
+from he_keras.data.augmentation import to_unit_float
+from he_keras.data.datasets import class_numbers
 from he_keras.threat import ThreatModel
 
 #: Of digests that depend on images and labels only; earlier ones depended on the batches too.
@@ -42,7 +45,7 @@ class Examples:
             stream = eval_pipeline(examples, batch_size)
             examples = stream.map(lambda images, labels: (threat.from_unit(images), labels))
         if not isinstance(examples, (tf.data.Dataset, ImageDataset)):
-            examples = check_examples(threat, *examples)
+            examples = check_examples(threat, *_accepted(threat, *examples))
         self._source = examples
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -116,6 +119,14 @@ class Examples:
 def _block(number: int, block_size: int, images, labels) -> Block:
     positions = np.arange(number * block_size, number * block_size + len(labels))
     return Block(number, positions, images, labels)
+
+
+def _accepted(threat: ThreatModel, images, labels) -> tuple:
+    """Arrays as people have them: uint8 images and one-hot labels too, which is said once."""
+    if getattr(images, "dtype", None) == np.uint8:
+        warnings.warn("uint8 images: divided by 255.", stacklevel=4)
+        images = threat.from_unit(to_unit_float(images).numpy())
+    return images, class_numbers(labels)
 
 
 class Scored(NamedTuple):

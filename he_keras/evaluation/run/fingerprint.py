@@ -1,6 +1,7 @@
-"""What decides the verdicts of an evaluation, as plain data, and how two of them differ."""
+"""What decides the verdicts of an evaluation, as plain data."""
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -9,10 +10,9 @@ import keras
 import numpy as np
 
 from he_keras.attacks import Attack
-from he_keras.attacks.framework.precision import HALF_PRECISIONS
-from he_keras.evaluation.report.formatting import epsilon_in_pixels
-from he_keras.evaluation.run.attack_runs import stage_names
-from he_keras.evaluation.run.examples import PREFIX, Clean
+from he_keras.evaluation.run.attack_runs import parts, stage_names
+from he_keras.evaluation.run.differences import brief
+from he_keras.evaluation.run.examples import Clean
 from he_keras.threat import ThreatModel
 from he_keras.version import __version__
 
@@ -23,8 +23,6 @@ _NO_FUNCTION = frozenset(
 )
 _NO_FUNCTION_SUFFIXES = ("_initializer", "_regularizer", "_constraint")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_MOST_SHOWN = 3
-_VALUE_LENGTH = 60
 
 
 def settings_of(
@@ -47,11 +45,30 @@ def settings_of(
 
 def _attack_facts(attack: Attack) -> dict:
     facts = {"class": type(attack).__name__, **attack.get_config()}
+    for part in parts(attack):
+        _check_complete(part)
     # The configuration of a transfer attack only names the file of its substitute.
     substitute = getattr(attack, "substitute", None)
     if substitute is not None:
         facts["substitute"] = brief(model_facts(substitute.model))
     return facts
+
+
+def _check_complete(attack: Attack) -> None:
+    """Raises a ValueError if a setting of an attack of one's own would not be seen."""
+    config = attack.get_config()
+    if type(attack).__module__.startswith("he_keras."):
+        # Tests hold their settings; one leaves out what its other settings make meaningless.
+        return
+    # The metaclass hides the signature of the class.
+    for name, argument in inspect.signature(type(attack).__init__).parameters.items():
+        is_named = argument.kind in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY)
+        if is_named and name not in ("self", *config):
+            raise ValueError(
+                f"A setting of {attack.name} that nobody can see; expected every argument of "
+                f"{type(attack).__name__} as an attribute of the same name; received none named "
+                f"{name!r}: keep it, so that two attacks can be told apart"
+            )
 
 
 def model_facts(model) -> dict:
@@ -67,6 +84,8 @@ def model_facts(model) -> dict:
         0.5
     """
     facts: dict = {"class": type(model).__name__}
+    if getattr(model, "conversion", ""):
+        facts["conversion"] = model.conversion
     if isinstance(model, keras.Model):
         try:
             facts["config"] = _function_config(model.get_config())
@@ -89,24 +108,10 @@ def weights_digest(model) -> str | None:
     return digest.hexdigest()
 
 
-def brief(facts: dict) -> dict:
-    """Returns a model's facts with a digest of its configuration in place of all of it."""
-    if facts.get("config") is None or isinstance(facts["config"], str):
-        return facts
-    text = json.dumps(facts["config"], sort_keys=True)
-    return {**facts, "config": hashlib.sha256(text.encode()).hexdigest()}
-
-
 def for_report(settings: dict) -> dict:
     """Returns the settings without how the record is divided, and with brief facts of the model."""
     kept = {key: settings[key] for key in settings.keys() - {"block_size", "stages"}}
     return {**{key: kept[key] for key in sorted(kept)}, "model": brief(kept["model"])}
-
-
-def in_half_precision(facts: dict) -> bool:
-    """Whether layers compute in float16 or bfloat16."""
-    config = json.dumps(facts.get("config"))
-    return any(precision in config for precision in HALF_PRECISIONS)
 
 
 def _function_config(config: dict) -> dict:
@@ -146,114 +151,3 @@ def _without_names(value, names: dict[str, str]):
     if isinstance(value, list | tuple):
         return [_without_names(each, names) for each in value]
     return names.get(value, value) if isinstance(value, str) else value
-
-
-# Differences
-
-
-def differences(recorded: dict, now: dict) -> list[str]:
-    """Returns how two evaluations' settings differ, one short text each.
-
-    Example:
-        >>> from he_keras.evaluation.run.fingerprint import differences
-        >>> recorded = {"mode": "survivors", "attacks": [{"name": "screen"}]}
-        >>> differences(recorded, {"mode": "survivors", "attacks": [{"name": "pgd-10"}]})
-        ['attacks: screen -> pgd-10']
-    """
-    if recorded.get("he_keras") != now.get("he_keras"):
-        return [f"he_keras: {recorded.get('he_keras')} -> {now.get('he_keras')}"]
-    found = _changes(recorded.get("threat"), now.get("threat"), ())
-    for key in ("num_examples", "mode", "batch_size"):
-        found += _changes(recorded.get(key), now.get(key), (key,))
-    is_as_long = recorded.get("num_examples") == now.get("num_examples")
-    if is_as_long and recorded.get("data") != now.get("data"):
-        found.append("data: other images or labels")
-    if "model" in recorded and "model" in now:
-        found += model_differences(recorded["model"], now["model"])
-    return found + _attack_changes(recorded["attacks"], now["attacks"], found)
-
-
-def model_differences(recorded: dict, now: dict) -> list[str]:
-    """Returns how two models' facts differ, of which either may be `brief`."""
-    if recorded["class"] != now["class"]:
-        return [f"model: {recorded['class']} -> {now['class']}"]
-    if isinstance(recorded.get("config"), str) or isinstance(now.get("config"), str):
-        recorded, now = brief(recorded), brief(now)
-    return _changes(recorded, now, ())
-
-
-def section_differences(report: dict, section: dict) -> list[str]:
-    """Returns how results that are to go into a report differ from it, as far as both say."""
-    settings = report.get("settings") or {}
-    found = []
-    if "threat" in section and "threat" in report:
-        found += _changes(report["threat"], section["threat"], ())
-    pair = str(settings.get("data")), str(section.get("data"))
-    if all(each.startswith(PREFIX) for each in pair) and pair[0] != pair[1]:
-        found.append("data: other images or labels")
-    recorded, now = settings.get("model"), section.get("model")
-    if isinstance(recorded, dict) and isinstance(now, dict):
-        found += model_differences(recorded, now)
-    return found
-
-
-def shown(found: list[str]) -> str:
-    """Returns the first differences as text, and how many more there are."""
-    rest = len(found) - _MOST_SHOWN
-    return ", ".join(found[:_MOST_SHOWN]) + (f", and {rest} more" if rest > 0 else "")
-
-
-def _attack_changes(before: list[dict], after: list[dict], others: list[str]) -> list[str]:
-    names = [", ".join(each["name"] for each in attacks) for attacks in (before, after)]
-    if names[0] != names[1]:
-        return [f"attacks: {names[0]} -> {names[1]}"]
-    # Every attack repeats the threat model, and most the batch size.
-    repeated = {"threat", *(("batch_size",) if others else ())}
-    found = []
-    for one, other in zip(before, after, strict=True):
-        found += _changes(_without(one, repeated), _without(other, repeated), (one["name"],))
-    return found
-
-
-def _without(value, keys: set[str]):
-    if isinstance(value, dict):
-        return {key: _without(value[key], keys) for key in value.keys() - keys}
-    return [_without(each, keys) for each in value] if isinstance(value, list) else value
-
-
-def _changes(before, after, path: tuple[str, ...]) -> list[str]:
-    found: list[str] = []
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in sorted(before.keys() | after.keys()):
-            pair = before.get(key), after.get(key)
-            # These keys say nothing that their content does not; a digest has no content to show.
-            is_passed = key in ("config", "components") and not isinstance(pair[1], str)
-            found += _changes(*pair, path if is_passed else (*path, key))
-        return list(dict.fromkeys(found))
-    if _are_lists_of_dicts(before, after):
-        for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            found += _changes(one, other, (*path, _called(number, one)))
-        return found
-    if before == after:
-        return []
-    if path[-1:] in (("weights",), ("config",)) or (not path):
-        return [f"{' '.join(path) or 'configuration'}: others"]
-    return [f"{' '.join(path)}: {_value(path[-1], before)} -> {_value(path[-1], after)}"]
-
-
-def _called(number: int, each: dict) -> str:
-    """An attack has a name; a layer, whose name Keras counts up, a place and a class."""
-    name, kind = each.get("config", each).get("name"), each.get("class_name")
-    return name or (f"{number} ({kind})" if kind else str(number))
-
-
-def _are_lists_of_dicts(before, after) -> bool:
-    are_lists = isinstance(before, list) and isinstance(after, list) and len(before) == len(after)
-    return are_lists and all(isinstance(each, dict) for each in (*before, *after))
-
-
-def _value(name: str, value) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if name in ("epsilon", "step_size"):
-        text = min(epsilon_in_pixels(value, (0, 1)) or text, text, key=len)
-    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}..."

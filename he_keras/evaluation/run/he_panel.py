@@ -2,7 +2,7 @@
 
 The HE paper's code attacks the cross-entropy at scale 1. That finds fewer adversarial images than
 the same attack on the logits that are trained and exported. Attacks on the margin find more than
-both. So no accuracy of a cosine head is shown without the others beside it.
+both. So no accuracy of a cosine head is shown without the others next to it.
 """
 
 from he_keras.attacks import AdaptivePGD, Attack, ProjectedGradient, get
@@ -20,6 +20,7 @@ MEANINGS = (
     "margin of the logits: does not depend on their scale",
     "AutoAttack standard: the worst case over four attacks",
 )
+#: As in the HE paper's tables.
 _NUM_STEPS = 20
 
 
@@ -63,7 +64,7 @@ def run_panel(whole: AttackRuns, clean: Clean, images, labels, folder, show_prog
     count, size, threat = len(labels), whole.batch_size, whole.attacks[0].threat
     attacks = panel_attacks(threat, size)
     rest = [attack for attack in attacks if not _has_run(whole, attack, count)]
-    journal = Journal(folder / "he-panel" if folder else None)
+    journal = Journal(folder / "he-panel" if folder else None, whole.journal.plan)
     few = clean.first(count)
     panel = AttackRuns(rest, whole.model, whole.scorer, few, "individual", size, journal)
     panel.attack_all(Examples(threat, (images, labels), size), None, count, show_progress)

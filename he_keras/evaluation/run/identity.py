@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks import Victim
-from he_keras.evaluation.run import fingerprint
+from he_keras.attacks.framework.precision import coarsest_precision
+from he_keras.evaluation.run import differences, fingerprint
 from he_keras.evaluation.run.journal import A_RECORD, FOLDER
 from he_keras.files import lock, read_json, write_json, write_npz
 from he_keras.threat import ThreatModel
@@ -46,11 +47,13 @@ class Answers(NamedTuple):
         logits: one row for each probe.
         slopes: how fast a mixture of the logits changes in one direction; 0 without a gradient.
         noise: largest difference between the first pass and another, of logits and of slopes.
+        limit: the share of the spread of the logits that counts as rounding where they were asked.
     """
 
     logits: np.ndarray
     slopes: np.ndarray
     noise: np.ndarray
+    limit: np.ndarray
 
     @property
     def spread(self) -> float:
@@ -63,6 +66,11 @@ class Answers(NamedTuple):
     def steepness(self) -> float:
         """The root mean square of the slopes."""
         return max(math.sqrt(float(np.mean(_finite(self.slopes) ** 2))), 1e-6 * self.spread)
+
+    @property
+    def are_random(self) -> bool:
+        """Whether the passes differ by more than rounding."""
+        return not self.noise[0] <= self.limit * self.spread
 
 
 def probes_of(images: np.ndarray, threat: ThreatModel) -> np.ndarray:
@@ -108,18 +116,17 @@ def answers_of(model, probes: np.ndarray) -> Answers:
         max(_largest(logits[0], each) for each in logits[1:]),
         max(_mean_square(slopes[0], each) for each in slopes[1:]),
     ]
-    return Answers(logits.mean(axis=0), slopes.mean(axis=0), np.array(noise))
+    precision = coarsest_precision(victim.model, victim.logits, probes.shape[1:])
+    limit = LIMIT if precision == "float32" else HALF_LIMIT
+    return Answers(logits.mean(axis=0), slopes.mean(axis=0), np.array(noise), np.array(limit))
 
 
-def is_random(answers: Answers, limit: float) -> bool:
-    """Whether the model's own answers differ by more than rounding."""
-    return not answers.noise[0] <= limit * answers.spread
-
-
-def answer_differences(recorded: Answers, now: Answers, limit: float) -> list[str]:
+def answer_differences(recorded: Answers, now: Answers) -> list[str]:
     """Returns what is more than rounding and noise between the answers to the same probes."""
     if recorded.logits.shape != now.logits.shape:
         return [f"logits: {recorded.logits.shape[1:]} -> {now.logits.shape[1:]}"]
+    # A function that computes in another precision than before is given no more room for that.
+    limit = float(min(recorded.limit, now.limit))
     scales = recorded.spread, recorded.steepness
     apart = (
         _largest(recorded.logits, now.logits),
@@ -188,25 +195,19 @@ def claim(folder: pathlib.Path, settings: dict, models: dict, probes: np.ndarray
     folder.mkdir(parents=True, exist_ok=True)
     # Through JSON, which knows no tuples.
     settings = json.loads(json.dumps(settings))
-    limit = limit_of(settings["model"])
     # If several processes begin together, the first one says what the folder is for.
     with lock(folder / ".lock-settings", wait=True):
         if (folder / SETTINGS).exists():
             recorded = read_json(folder / SETTINGS, A_RECORD)
             _check_settings(recorded, settings, folder)
-            answers = _check_answers(models, limit, folder)
+            answers = _check_answers(models, folder)
         else:
             recorded = settings
             answers = next(iter(_write_answers(models, probes, folder).values()))
             write_json(folder / SETTINGS, settings)
-    tolerance = np.inf if is_random(answers, limit) else _MARGIN_FACTOR * limit * answers.spread
-    return Claim(recorded, tolerance)
-
-
-def limit_of(facts: dict) -> float:
-    """Returns which share of the spread of a model's logits counts as rounding."""
-    is_half = fingerprint.in_half_precision(facts)
-    return HALF_LIMIT if is_half else LIMIT
+    if answers.are_random:
+        return Claim(recorded, np.inf)
+    return Claim(recorded, _MARGIN_FACTOR * float(answers.limit) * answers.spread)
 
 
 def function_differences(model, recorded: dict, folder: pathlib.Path | None) -> list[str]:
@@ -218,12 +219,25 @@ def function_differences(model, recorded: dict, folder: pathlib.Path | None) -> 
         folder: the evaluation's `output_dir`; None where only its report is known.
     """
     facts = fingerprint.model_facts(model)
-    found = fingerprint.model_differences(recorded, facts)
-    path = None if folder is None else folder / FOLDER / ANSWERS
-    if found or path is None or not path.exists():
+    found = differences.model_differences(_in_full(recorded, folder), facts)
+    if found or folder is None or not has_answers(folder):
         return found
-    probes, stored = _read_answers(path)
-    return answer_differences(stored["model"], answers_of(model, probes), limit_of(facts))
+    probes, stored = _read_answers(folder / FOLDER / ANSWERS)
+    return answer_differences(stored["model"], answers_of(model, probes))
+
+
+def has_answers(folder: pathlib.Path) -> bool:
+    """Whether an evaluation's folder holds the answers that its model is known by."""
+    return (folder / FOLDER / ANSWERS).exists()
+
+
+def _in_full(recorded: dict, folder: pathlib.Path | None) -> dict:
+    """Returns the facts with the configuration, which a report does not hold, if it is known."""
+    path = None if folder is None else folder / FOLDER / SETTINGS
+    if path is None or not path.exists():
+        return recorded
+    full = read_json(path, A_RECORD).get("model") or {}
+    return full if differences.brief(full) == differences.brief(recorded) else recorded
 
 
 def _check_settings(recorded, settings: dict, folder: pathlib.Path) -> None:
@@ -233,14 +247,14 @@ def _check_settings(recorded, settings: dict, folder: pathlib.Path) -> None:
             "not the function (head, preprocessing); expected a folder of this version; received "
             f"{folder.parent}; use another output_dir, or delete this one"
         )
-    _refuse(fingerprint.differences(recorded, settings), folder)
+    _refuse(differences.differences(recorded, settings), folder)
 
 
-def _check_answers(models: dict, limit: float, folder: pathlib.Path) -> Answers:
+def _check_answers(models: dict, folder: pathlib.Path) -> Answers:
     probes, stored = _read_answers(folder / ANSWERS)
     for name, model in models.items():
         now = answers_of(model, probes)
-        found = answer_differences(stored[name], now, limit)
+        found = answer_differences(stored[name], now)
         _refuse([f"{name}: {each}" if name != "model" else each for each in found], folder)
     return stored[next(iter(models))]
 
@@ -249,7 +263,7 @@ def _refuse(found: list[str], folder: pathlib.Path) -> None:
     if found:
         raise ValueError(
             "The folder holds another evaluation; expected the function, images and settings that "
-            f"it began with; received {fingerprint.shown(found)} (folder {folder.parent}); use "
+            f"it began with; received {differences.shown(found)} (folder {folder.parent}); use "
             "another output_dir, or delete this one"
         )
 

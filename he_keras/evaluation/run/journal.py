@@ -2,11 +2,13 @@
 
 A batch is written once, whole, under a name that follows from the plan of the evaluation. An
 evaluation that is started again finds the batch and does not attack it a second time. Evaluations
-of different parts of the data may share one folder.
+of different parts of the data may share one folder. Every file of the record names the settings it
+was made with, since files of several folders may be copied together.
 """
 
 import contextlib
 import dataclasses
+import json
 import math
 import pathlib
 import re
@@ -15,12 +17,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from he_keras.evaluation.run.differences import differences, shown
 from he_keras.evaluation.run.examples import Scored
 from he_keras.files import lock, read_json, write_json, write_npz
 
 #: What errors on unreadable records expect.
 A_RECORD = "the record of an evaluation (use another output_dir)"
 FOLDER = "adversarial"
+# The column, or the key, of the settings that a file was made with.
+_PLAN = "plan"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +66,21 @@ class Journal:
 
     Args:
         folder: where the record lies; None for none.
+        plan: the settings of the evaluation, as plain data; every file must have been made with
+            them.
         must_exist: a batch that is not there is an error (for merging what others have computed).
         tolerance: how much the clean margins may differ from those recorded.
     """
 
     def __init__(
-        self, folder: pathlib.Path | None, must_exist: bool = False, tolerance: float = np.inf
+        self,
+        folder: pathlib.Path | None,
+        plan: dict | None = None,
+        must_exist: bool = False,
+        tolerance: float = np.inf,
     ) -> None:
         self.folder = folder
+        self.plan = plan or {}
         self._must_exist = must_exist
         self._tolerance = tolerance
 
@@ -80,12 +92,12 @@ class Journal:
         """Returns the recorded batch of some examples, None where there is none yet."""
         if path is None or not self._has(path):
             return None
-        return read_batch(path, positions)
+        return read_batch(path, self.plan, positions)
 
     def record(self, path: pathlib.Path | None, outcome: BatchOutcome) -> None:
         """Writes a batch."""
         if path is not None:
-            write_npz(path, dataclasses.asdict(outcome))
+            self._write(path, dataclasses.asdict(outcome))
 
     def settle(self, block: int, now: Scored) -> Scored:
         """Returns the verdicts on a block's clean images, as recorded when it was first begun.
@@ -97,9 +109,9 @@ class Journal:
             return now
         path = clean_path(self.folder, block)
         if not self._has(path):
-            write_npz(path, now._asdict())
+            self._write(path, now._asdict())
             return now
-        recorded = read_clean(path)
+        recorded = read_clean(path, self.plan)
         if not _alike(recorded.margin, now.margin, self._tolerance):
             raise ValueError(
                 "The folder holds another evaluation; expected the answers to clean images that "
@@ -111,12 +123,12 @@ class Journal:
     def record_pictures(self, shard: tuple[int, int], pictures: dict[str, np.ndarray]) -> None:
         """Writes what a shard adds to the gallery."""
         if self.folder is not None:
-            write_npz(self.folder / "pictures" / f"{shard[0]}-of-{shard[1]}.npz", pictures)
+            self._write(self.folder / "pictures" / f"{shard[0]}-of-{shard[1]}.npz", pictures)
 
     def recall_pictures(self) -> dict[str, np.ndarray]:
         """Returns what all shards have added to the gallery."""
         found = sorted(self.folder.glob("pictures/*.npz")) if self.folder else []
-        columns = [_read(path, dict) for path in found]
+        columns = [_read(path, dict, self.plan) for path in found]
         columns = [each for each in columns if len(each["positions"])]
         if not columns:
             return {name: np.zeros(0) for name in ("positions", "x_adv", "margin", "distance")}
@@ -125,12 +137,20 @@ class Journal:
     def recall_json(self, name: str):
         """Returns recorded plain data, None where there is none."""
         path = self.folder and self.folder / name
-        return read_json(path, A_RECORD) if path is not None and path.exists() else None
+        if path is None or not path.exists():
+            return None
+        found = read_json(path, A_RECORD)
+        _check_plan(found.get(_PLAN), self.plan, path)
+        return found["content"]
 
     def record_json(self, name: str, content) -> None:
         """Writes plain data."""
         if self.folder is not None:
-            write_json(self.folder / name, content)
+            write_json(self.folder / name, {_PLAN: self.plan, "content": content})
+
+    def _write(self, path: pathlib.Path, columns: dict) -> None:
+        plan = json.dumps(self.plan, sort_keys=True).encode()
+        write_npz(path, {**columns, _PLAN: np.array(plan)})
 
     def _has(self, path: pathlib.Path) -> bool:
         if self.folder is not None and self._must_exist and not path.exists():
@@ -151,9 +171,11 @@ def clean_path(folder: pathlib.Path, block: int) -> pathlib.Path:
     return folder / "clean" / f"block-{block:05d}.npz"
 
 
-def read_batch(path: pathlib.Path, positions: np.ndarray | None = None) -> BatchOutcome:
-    """Reads one recorded batch, or says that the file is damaged or of other examples."""
-    outcome = _read(path, BatchOutcome)
+def read_batch(
+    path: pathlib.Path, plan: dict | None = None, positions: np.ndarray | None = None
+) -> BatchOutcome:
+    """Reads one recorded batch, or says that it is damaged, of another plan or other examples."""
+    outcome = _read(path, BatchOutcome, plan)
     if positions is not None and not np.array_equal(outcome.positions, positions):
         raise ValueError(
             f"The record is of other examples; expected those at positions {_listed(positions)}; "
@@ -163,20 +185,36 @@ def read_batch(path: pathlib.Path, positions: np.ndarray | None = None) -> Batch
     return outcome
 
 
-def read_clean(path: pathlib.Path) -> Scored:
-    """Reads the recorded verdicts on clean images, or says that the file is damaged."""
-    return _read(path, Scored)
+def read_clean(path: pathlib.Path, plan: dict | None = None) -> Scored:
+    """Reads the recorded verdicts on clean images, or says what is wrong with the file."""
+    return _read(path, Scored, plan)
 
 
-def _read(path: pathlib.Path, kind):
+def _read(path: pathlib.Path, kind, plan: dict | None):
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return kind(**{name: archive[name] for name in archive.files})
+            columns = {name: archive[name] for name in archive.files}
+        made_with = json.loads(columns.pop(_PLAN).item()) if _PLAN in columns else None
+        content = kind(**columns)
     except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"Damaged record; expected a batch written by an evaluation; received {path} "
             f"({type(error).__name__}); delete this file to have the batch attacked again"
         ) from error
+    if plan is not None:
+        _check_plan(made_with, plan, path)
+    return content
+
+
+def _check_plan(made_with: dict | None, plan: dict, path: pathlib.Path) -> None:
+    """Raises a ValueError if a file was made with other settings, and says which."""
+    if made_with == plan:
+        return
+    found = differences(made_with, plan) if made_with and plan else ["no word of them"]
+    raise ValueError(
+        "The record is of another evaluation; expected the settings of this one; received "
+        f"{shown(found) or 'others'} in {path}; delete this file to have the work done again"
+    )
 
 
 def file_name(name: str) -> str:

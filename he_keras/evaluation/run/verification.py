@@ -1,15 +1,21 @@
 """Scores the recorded adversarial images of an evaluation again, with a model that was just loaded.
 
-The record is read block by block, in the order in which it was made, so that the memory needed does
-not grow with its length. The worst case is counted again and compared with the report's.
+The record is read block by block, in the order in which it was made. So the memory needed does not
+grow with its length. The verdicts are counted again and compared with the report's, example by
+example. Equal verdicts do not make equal functions, so the model's answers are compared too.
 """
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
+from he_keras.evaluation.report.stored_report import read_per_example
+from he_keras.evaluation.run.differences import differences, section_differences, shown
 from he_keras.evaluation.run.examples import Block, DataDigest, Examples, Scorer
+from he_keras.evaluation.run.fingerprint import for_report
+from he_keras.evaluation.run.identity import function_differences, has_answers
 from he_keras.evaluation.run.journal import (
     FOLDER,
     BatchOutcome,
@@ -39,7 +45,8 @@ class Verification:
         num_changed: clean images whose verdict is now another one.
         is_same_data: whether images and labels are those of the evaluation.
         worst_case: share of all examples that no record shows broken; None if any is missing.
-        deviations: figures of `report.json` that the records do not give, as text.
+        model_differences: how the model differs from the one that was attacked, as text.
+        deviations: what the report's files say and the records do not, as text.
     """
 
     num_images: int
@@ -50,13 +57,15 @@ class Verification:
     num_changed: int
     is_same_data: bool
     worst_case: float | None
+    model_differences: tuple[str, ...]
     deviations: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
         """Whether every recorded verdict exists, is still the verdict, and is in the report."""
         wrong = (self.num_held, self.num_outside, self.num_missing, self.num_changed)
-        return not any(wrong) and self.is_same_data and not self.deviations
+        others = (*self.model_differences, *self.deviations)
+        return not any(wrong) and self.is_same_data and not others
 
     def summary(self) -> str:
         """Returns the result as a sentence, and one more sentence for each other fault."""
@@ -74,6 +83,8 @@ class Verification:
             lines.append(f"Clean images with another verdict now: {self.num_changed}.")
         if not self.is_same_data:
             lines.append("Images or labels are others than those of the evaluation.")
+        if self.model_differences:
+            lines.append(f"The model is another one: {shown(list(self.model_differences))}.")
         lines += [f"The report deviates: {each}." for each in self.deviations]
         return "\n".join(lines)
 
@@ -100,7 +111,9 @@ def verify(model, examples, folder, batch_size: int = 250) -> Verification:
     folder = pathlib.Path(folder)
     settings = _recorded_settings(folder)
     threat = ThreatModel.from_config(settings["threat"])
+    others = function_differences(model, settings["model"], folder)
     count = _Count(Scorer(model), threat, settings, folder / FOLDER)
+    count.missing += not has_answers(folder)
     digest = DataDigest()
     for block in Examples(threat, examples, batch_size).blocks(settings["block_size"], None):
         digest.update(block.images, block.labels)
@@ -113,8 +126,9 @@ def verify(model, examples, folder, batch_size: int = 250) -> Verification:
         num_missing=count.missing,
         num_changed=count.changed,
         is_same_data=digest.text() == settings["data"],
-        worst_case=None if count.missing else count.unbroken / count.examples,
-        deviations=() if count.missing else _deviations(count, folder / "report.json"),
+        worst_case=None if count.missing else _share(count.broken_by == -1),
+        model_differences=tuple(others),
+        deviations=() if count.missing else _deviations(count, settings, folder),
     )
 
 
@@ -124,32 +138,44 @@ class _Count:
     def __init__(self, scorer: Scorer, threat: ThreatModel, settings: dict, folder) -> None:
         self._scorer, self._threat, self._settings = scorer, threat, settings
         self._folder = folder
+        self._plan = for_report(settings)
         self.images = self.held = self.outside = self.missing = self.changed = 0
-        self.examples = self.clean = self.unbroken = 0
         self.max_distance = 0.0
         self.names = [attack["name"] for attack in settings["attacks"]]
-        self.correct = dict.fromkeys(self.names, 0)
+        self._flags: dict[str, list[np.ndarray]] = {}
 
     def add(self, block: Block) -> None:
         """Scores a block's clean images and its records."""
-        self.examples += len(block.labels)
         path = clean_path(self._folder, block.number)
         if not path.exists():
             self.missing += 1
             return
-        clean = ~read_clean(path).wrong
+        clean = ~read_clean(path, self._plan).wrong
         self.changed += int((clean == self._wrong(block)).sum())
-        self.clean += int(clean.sum())
-        unbroken = clean.copy()
-        for name, stages in zip(self.names, self._settings["stages"], strict=True):
+        found, unbroken = {"labels": block.labels, "clean": clean}, clean.copy()
+        broken_by = np.where(clean, -1, -2)
+        for number, name in enumerate(self.names):
+            stages = self._settings["stages"][number]
             alive = (unbroken if self._settings["mode"] == "survivors" else clean).copy()
             for stage in stages:
                 if not self._replay(stage, block, alive):
                     self.missing += 1
                     return
-            self.correct[name] += int(alive.sum())
+            broken_by[unbroken & ~alive] = number
             unbroken &= alive
-        self.unbroken += int(unbroken.sum())
+            found[name] = alive
+        for name, column in {**found, "broken_by": broken_by}.items():
+            self._flags.setdefault(name, []).append(column)
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The verdicts on all examples, by the names of `per_example.npz`."""
+        return {name: np.concatenate(parts) for name, parts in self._flags.items()}
+
+    @property
+    def broken_by(self) -> np.ndarray:
+        """The number of the first attack that broke each example; -1 for none, -2 for wrong."""
+        return self.columns["broken_by"]
 
     def _wrong(self, block: Block) -> np.ndarray:
         size = self._settings["batch_size"]
@@ -165,7 +191,7 @@ class _Count:
             path = batch_path(self._folder, block.number, stage, batch)
             if not path.exists():
                 return False
-            outcome = read_batch(path, block.positions[chosen])
+            outcome = read_batch(path, self._plan, block.positions[chosen])
             self._score(outcome, block.images[chosen[outcome.broken]])
             alive[chosen] = ~outcome.broken
         return True
@@ -186,24 +212,42 @@ class _Count:
         self.max_distance = max(self.max_distance, float(distance.max()))
 
 
-def _deviations(count: _Count, path: pathlib.Path) -> tuple[str, ...]:
+def _deviations(count: _Count, settings: dict, folder: pathlib.Path) -> tuple[str, ...]:
     """Compares the records with the report; shards have no report before they are merged."""
-    if not path.exists():
+    if not (folder / "report.json").exists():
         return ()
-    report = read_json(path)
+    report, columns = read_json(folder / "report.json"), count.columns
     rows = {row["name"]: row["robust_accuracy"] for row in report["attacks"]}
-    total = count.examples
     pairs = {
-        "number of examples": (report["num_examples"], total),
-        "clean accuracy": (report["clean_accuracy"], count.clean / total),
-        "worst case": (report["worst_case"], count.unbroken / total),
-        **{name: (rows.get(name), number / total) for name, number in count.correct.items()},
+        "number of examples": (report["num_examples"], len(columns["clean"])),
+        "clean accuracy": (report["clean_accuracy"], _share(columns["clean"])),
+        "worst case": (report["worst_case"], _share(columns["broken_by"] == -1)),
+        **{name: (rows.get(name), _share(columns[name])) for name in count.names},
     }
-    return tuple(
+    figures = [
         f"{name} {written} there, {found} by the records"
         for name, (written, found) in pairs.items()
         if written is None or abs(written - found) > 1e-9
-    )
+    ]
+    plan = for_report(settings)
+    found = section_differences(report, {"threat": plan["threat"]})
+    found += differences(report["settings"], plan) if report.get("settings") else []
+    return (*figures, *dict.fromkeys(found), *_other_verdicts(columns, folder))
+
+
+def _other_verdicts(columns: dict[str, np.ndarray], folder: pathlib.Path) -> Iterator[str]:
+    """Yields in which columns `per_example.npz` says something else than the records."""
+    stored = read_per_example(folder)
+    for name, found in columns.items():
+        written = stored.get(name)
+        if written is None or written.shape != found.shape:
+            yield f"per_example.npz has no {name} of {len(found)} examples"
+        elif (written != found).any():
+            yield f"{name} of {int((written != found).sum())} examples in per_example.npz"
+
+
+def _share(flags: np.ndarray) -> float:
+    return int(flags.sum()) / len(flags)
 
 
 def _recorded_settings(folder: pathlib.Path) -> dict:

@@ -1,10 +1,10 @@
 """One small CPU budget for every method: --config=cifar10_budget:NAME; see docs/RESULTS.md.
 
-NAME is pgd_at (linear head, the baseline), he, ema, pas, rat, awp or llr. A pre-activation ResNet
-of three blocks (widths 16, 32, 64), bfloat16, batch 128, learning rate 0 -> 0.2 -> 0, weight decay
-5e-4, epsilon 8/255, five attack steps of 4/255 from a uniform start. 49,000 images train, 1,000 are
-held out. A method whose step costs more than PGD-AT's gets fewer epochs, so that all runs take
-about the same time.
+NAME is pgd_at (linear head, the baseline), he, ema, pas, rat, awp or llr. The network is a
+pre-activation ResNet of three blocks (widths 16, 32, 64) in bfloat16. Training has batch 128,
+learning rate 0 -> 0.2 -> 0 and weight decay 5e-4. The attack has epsilon 8/255 and takes five steps
+of 4/255 from a uniform start. 49,000 images train, 1,000 are held out. A method whose step costs
+more than PGD-AT's gets fewer epochs, so that all runs take about the same time.
 """
 
 from collections.abc import Iterator

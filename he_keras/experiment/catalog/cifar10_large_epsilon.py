@@ -4,7 +4,7 @@
 none, random_start, n_fgsm, grad_align, elle, elle_a or fast_adv_plus.
 
 The network of the small budget (pre-activation ResNet of three blocks, widths 16, 32, 64) with a
-linear head, in bfloat16. All runs of one epsilon share everything but the objective; the guard of
+linear head, in bfloat16. All runs of one epsilon share everything but the objective. The guard of
 `callbacks` watches and does not interfere, except for FastAdv+. Without a guard ("none") FastAT
 starts at the image, as GradAlign, ELLE and FastAdv+ do here: they add to it and change nothing.
 """

@@ -18,7 +18,7 @@ class ExperimentEntry(NamedTuple):
         published: the numbers that the source gives; "" if it is an experiment of this project.
         time: how long it takes.
         notes: what differs from the source, and what has been chosen, one statement a line.
-        options: what the command may be given beside the configuration.
+        options: what the command may be given in addition to the configuration.
         has_search: whether the file has `get_search` and is meant for `he-keras search`.
     """
 

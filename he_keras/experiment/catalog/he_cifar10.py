@@ -6,8 +6,8 @@ of Table 7). HEAD is linear, he or m_he. `he-keras train --list` shows the publi
 Sources: "Boosting Adversarial Training with Hypersphere Embedding" (Pang et al. 2020), its released
 code and README. FastAT and FreeAT come from their own released code, whose settings Table 3 uses.
 Where the paper's text and the code disagree, each header says which one is followed: the code, but
-for the number of epochs and the weight decay of PGD-AT + HE. The experiments of one framework with
-and without HE differ in the head only.
+for the number of epochs, the weight decay of PGD-AT + HE and the normalisation of HE's weights. The
+experiments of one framework with and without HE differ in the head only.
 Deviation: 1,000 training images are held out to choose the best epoch, where the released code
 looks at the test set. `--config.data.validation_examples=0` trains on all.
 """
@@ -173,10 +173,14 @@ _NOTES_OF_TABLE_2 = (
     "The released code (followed) has 0.031, 0.007, start 0.001 * N(0, I).",
     "Epochs: text (followed) 100, learning rate times 0.1 after 75 and 90; the released code",
     "counts from 1, so that its rate drops after 74 and 89 epochs, and trains 77 by default.",
+    "Batch norm: the released runs split a batch over four GPUs, which normalise 32 images each.",
+    "Here all 128 are normalised together.",
+    "Images: standardised inside the network, as in the released code; the text does not say so.",
 )
 _NOTES_OF_TABLE_3 = (
     "Here in float32 (--config.train.dtype=mixed_float16 for the paper's precision), and evaluated",
     "with one restart: he-keras evaluate --protocol=he-table-3 has the paper's ten.",
+    "Images: standardised inside the network, not before it, so that epsilon counts in pixels.",
 )
 _NOTES = {
     "pgd_at": _NOTES_OF_TABLE_2,
@@ -193,12 +197,15 @@ _NOTES = {
     "free_at": (
         "The HE authors released no FreeAT code for CIFAR-10: these are the settings of FastAT's",
         "release (PreActResNet-18, 10 epochs of 8 replays, learning rate and momentum cycles).",
+        "That release clips the perturbation so that the image stays within its bounds. Here only",
+        "the sum is clipped, as in FreeAT's own release.",
         *_NOTES_OF_TABLE_3,
     ),
     "fast_at": (
         "The HE authors released no FastAT code: these are the settings of FastAT's own release",
         "(PreActResNet-18, 30 epochs, learning rate and momentum cycles, attack in training mode,",
-        "overfitting guard).",
+        "overfitting guard). That guard attacks the first batch of each epoch, in training mode.",
+        "Here it attacks one batch, the same in every epoch, in inference mode.",
         *_NOTES_OF_TABLE_3,
     ),
 }
@@ -207,8 +214,23 @@ _NOTES = {
 def _notes_of_head(objective: str, head: str) -> tuple[str, ...]:
     if head == "linear":
         return ()
+    return (*_scale_and_margin(objective, head), *_NOTES_OF_HE)
+
+
+_NOTES_OF_HE = (
+    "Adversary of training: the text attacks logits without the scale, the released code",
+    "(followed) with it.",
+    "Weights of the head: the text (followed) normalises them within the loss. The released code",
+    "overwrites them in each forward pass, and its gradient leaves the normalisation out.",
+)
+
+
+def _scale_and_margin(objective: str, head: str) -> tuple[str, ...]:
     if head == "m_he":
-        return ("Head: s = 15, m = 0.1.",)
+        return (
+            "Head: s = 15, m = 0.1.",
+            "No code of m-HE is released: the margin is added to the angle, then comes the scale.",
+        )
     if objective in ("free_at", "fast_at"):
         return ("Head: scale and margin are not stated: s = 15, m = 0.2 assumed.",)
     if objective == "trades":

@@ -59,7 +59,7 @@ def experiments() -> Iterator[ExperimentEntry]:
                 "paper.",
                 f"{numbers}, both measured around an already perturbed image.",
                 "not stated in the paper.",
-                _NOTES,
+                (*_NOTES, *(_NOTES_OF_HE if with_he else ())),
             )
 
 
@@ -68,4 +68,9 @@ _NOTES = (
     "Paper and code disagree on the training step: the text has 1/255, the released code",
     "(followed) 4/255. 23 epochs of 4 replays: 90 / 4, rounded up, as in the code.",
     "Nothing is held out: no best epoch is chosen, the last one counts.",
+    "Batch norm: the released runs split a batch over four GPUs, which normalise 64 images each.",
+)
+_NOTES_OF_HE = (
+    "Weights of the head: the text (followed) normalises them within the loss. The released code",
+    "overwrites them in each forward pass, and its gradient leaves the normalisation out.",
 )

@@ -9,7 +9,8 @@ settings), and for the weights of the paper the values it prints.
 Deviations from the released code: 1,000 training images are held out
 (`--config.data.validation_examples=0` trains on all). Crops are drawn for each image and padded
 with zeros, where it reflects and draws one offset a batch. Weight decay covers biases and batch
-norm too. Its own standardisation constants differ from ours in the third digit. Its evaluation,
+norm too. Its own standardisation constants differ from ours in the fourth digit. Its 100,000 steps
+become whole epochs, 100,346 steps. Its evaluation,
 margin PGD-50 by Adam, is replaced by sign steps (`cw-linf-50`) and the multi-targeted attack that
 the rebuttal calls the strongest.
 """

@@ -1,4 +1,4 @@
-"""scikit-learn's digits (8x8, embedded): the experiment behind `make quickstart`.
+"""scikit-learn's digits (8x8, embedded): the experiment of `make quickstart`.
 
 Nothing is held out: the last epoch counts.
 """
@@ -45,7 +45,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         "quickstart_digits",
         "quickstart_digits",
         "",
-        "scikit-learn's digits (8x8, embedded): the experiment behind `make quickstart`.",
+        "scikit-learn's digits (8x8, embedded): the experiment of `make quickstart`.",
         time="printed by `make quickstart`, with the numbers; README.md has those measured last.",
         notes=("Nothing is held out: the last epoch counts.",),
         options="--output_dir=runs/digits for another folder",

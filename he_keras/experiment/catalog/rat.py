@@ -5,16 +5,16 @@ BASE is at, trades or trades_awp. TERMS is none (the baseline) or 1st_2nd.
 
 Sources: the supplement of "Randomized Adversarial Training via Taylor Expansion" (Jin et al. 2023),
 its Tables 7 and 8 and the networks of its section B.1 (where "ResNet-18" is the pre-activation one,
-the default of the released code too). The released code has all settings: 200 epochs, learning rate
-divided by ten at 100 and 150, weight decay 5e-4, batch 128, adversary of ten steps of 2/255 at
-8/255, images not standardised, linear heads.
+the default of the released code too). The released code has all settings: 200 epochs, batch 128,
+weight decay 5e-4, and a learning rate divided by ten at 100 and 150. The adversary takes ten steps
+of 2/255 at 8/255. Images are not standardised, and heads are linear.
 
 Deviations: 1,000 training images are held out to choose the best epoch
-(`--config.data.validation_examples=0` trains on all), where the paper reports the best of 22
-checkpoints on the test set. The released code counts epochs from one, so that its drops and the end
-of AWP's warm-up come an epoch earlier. PGD-20 and C&W-20 are at 8/255, the paper's at 0.031. The
-number of RayS's queries is not stated; 10,000 is RayS's own. Batch-norm statistics come from two
-passes, not from eight (`--config.objective.repeat_passes=True` where no AWP is around it).
+(`--config.data.validation_examples=0` trains on all). The paper reports the best of 22 checkpoints
+on the test set. The released code counts epochs from one, so that its drops and the end of AWP's
+warm-up come an epoch earlier. PGD-20 and C&W-20 are at 8/255, the paper's at 0.031. The number of
+RayS's queries is not stated. 10,000 is RayS's own. Batch-norm statistics come from two passes, not
+from eight (`--config.objective.repeat_passes=True` where no AWP is around it).
 """
 
 from collections.abc import Iterator

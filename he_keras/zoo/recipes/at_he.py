@@ -12,27 +12,26 @@ RECIPE = Recipe(
     head=("fc",),
     containers=("state_dict",),
     ignored=WIDE_RESNET_IGNORED,
-    cosine=True,
+    cosine="without bias",
     statistics=CIFAR_STATISTICS,
 )
 _FOLDER = "http://ml.cs.tsinghua.edu.cn/~xiaoyang/downloads/weights/"
+
+
+def _entry(sizes: str, file: str, clean: float | None, robust: float | None) -> Entry:
+    return Entry(
+        name=f"at_he/wrn-{sizes}",
+        file=f"{_FOLDER}{file}",
+        network=f"wide_resnet_{sizes.replace('-', '_')}",
+        licence="Apache-2.0",
+        clean=clean,
+        robust=robust,
+        scale=10.0,
+        margin=0.2,
+    )
+
+
 ENTRIES = (
-    Entry(
-        name="at_he/wrn-34-10",
-        file=f"{_FOLDER}model-wideres-pgdHE-wide10.pt",
-        network="wide_resnet_34_10",
-        licence="Apache-2.0",
-        scale=10.0,
-        margin=0.2,
-    ),
-    Entry(
-        name="at_he/wrn-34-20",
-        file=f"{_FOLDER}model-wideres-pgdHE-wide20.pt",
-        network="wide_resnet_34_20",
-        licence="Apache-2.0",
-        clean=85.14,
-        robust=53.74,
-        scale=10.0,
-        margin=0.2,
-    ),
+    _entry("34-10", "model-wideres-pgdHE-wide10.pt", None, None),
+    _entry("34-20", "model-wideres-pgdHE-wide20.pt", 85.14, 53.74),
 )

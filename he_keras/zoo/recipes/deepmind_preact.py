@@ -20,21 +20,28 @@ RECIPE = Recipe(
     statistics=CIFAR_STATISTICS,
     options={**DEEPMIND_OPTIONS, "shortcut": "input-3x3"},
 )
+
+
+def _entry(name: str, file: str, licence: str, clean: float, robust: float) -> Entry:
+    return Entry(
+        name=f"deepmind/preact/{name}",
+        file=file,
+        network="preact_resnet_18",
+        licence=licence,
+        clean=clean,
+        robust=robust,
+    )
+
+
+_DDPM = "cifar10_linf_resnet18_ddpm"
+_DDPM_100M = "cifar10_linf_resnet18_ddpm_100m"
 ENTRIES = (
-    Entry(
-        name="deepmind/preact/cifar10_linf_resnet18_ddpm",
-        file=f"{FOLDER}cifar10_linf_resnet18_ddpm.pt",
-        network="preact_resnet_18",
-        licence="Apache-2.0",
-        clean=83.53,
-        robust=56.66,
+    _entry(_DDPM, f"{FOLDER}{_DDPM}.pt", "Apache-2.0", 83.53, 56.66),
+    _entry(_DDPM_100M, f"{FOLDER}{_DDPM_100M}.pt", "Apache-2.0", 87.35, 58.63),
+    _entry(
+        "Rade2021Helper_R18_ddpm", "drive:1f2yJUo-jxCQNk589frzriv6wPyrQEZdX", "MIT", 86.86, 57.09
     ),
-    Entry(
-        name="deepmind/preact/cifar10_linf_resnet18_ddpm_100m",
-        file=f"{FOLDER}cifar10_linf_resnet18_ddpm_100m.pt",
-        network="preact_resnet_18",
-        licence="Apache-2.0",
-        clean=87.35,
-        robust=58.63,
+    _entry(
+        "Rade2021Helper_R18_extra", "drive:1hdXk1rPJql2Oa84Kky64fMTQzng5UcTL", "MIT", 89.02, 57.67
     ),
 )

@@ -31,3 +31,5 @@ RESNET = {
 }
 #: DeepMind's networks: Swish, and Keras's "same" padding.
 DEEPMIND_OPTIONS = {"activation": "swish", "padding": "same"}
+#: The buffers of RobustBench's classes that standardise the images.
+ROBUSTBENCH_STATISTICS = (("mu", "sigma"),)

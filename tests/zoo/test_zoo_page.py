@@ -1,0 +1,59 @@
+"""docs/zoo.md: its example runs, its tables are complete, and its hours are what they say."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+from forked_programs import Program, run_script
+
+import he_keras as he
+
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs(tmp_path):
+    """In a process of its own, as it registers a recipe."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "example.py").write_text(block)
+    example = Program(run_script, tmp_path / "example.py")
+    out, err = example.communicate()
+    assert (example.returncode, out.strip()) == (0, "True"), err
+
+
+def test_every_recipe_and_every_field_is_on_the_page():
+    layouts = PAGE.partition("## Layouts")[2].partition("##")[0]
+    assert {name for name in he.zoo.recipes() if f"`{name}`" not in layouts} == set()
+    schema = PAGE.partition("## A recipe")[2].partition("##")[0]
+    for kind in (he.zoo.Recipe, he.zoo.Entry):
+        fields = [field.name for field in dataclasses.fields(kind)]
+        assert [name for name in fields if f"`{name}`" not in schema] == []
+
+
+def test_hours_follow_from_the_published_figures():
+    attack = he.attacks.get("autoattack", he.ThreatModel("linf", "8/255"))
+    every = attack.most_passes(10)
+    first_two = sum(part.most_passes(10) for part in attack.components[:2])
+    assert f"{every:,}" in PAGE and f"{first_two:,}" in PAGE
+    entries = {entry.name: entry for entry in he.zoo.entries()}
+    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) \|(.*)\|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for name, multiply_adds, rest in rows:
+        entry = entries[name]
+        robust = round(100 * entry.robust)
+        broken = round(100 * entry.clean) - robust
+        passes = robust * every + broken * first_two
+        operations = 2 * passes * float(multiply_adds) * 1e9
+        hours = operations / 3600
+        expected = [robust, broken, passes / 1e6, operations / 1e15, hours / 1e11, hours / 5e13]
+        shown = [float(cell.replace(",", "")) for cell in rest.split("|")]
+        assert shown == pytest.approx(expected, rel=2e-3, abs=0.051)
+
+
+def test_commands_name_programs_and_protocols_that_are_there():
+    import he_keras_cli
+    from he_keras.evaluation import protocols
+
+    assert set(re.findall(r"he-keras (\w+)", PAGE)) <= set(he_keras_cli.PROGRAMS)
+    for name in re.findall(r"--protocol=(\S+)", PAGE):
+        assert protocols.get(name, 8).name == name
