@@ -13,22 +13,41 @@ then makes the report. `he-keras verify` scores the recorded images again, `comp
 side by side, and `transfer` attacks several models with each other's images.
 """
 
+import pathlib
+
 from absl import flags
 
 from he_keras.programs import cli, evaluation_flags, model_flags
 from he_keras.programs.evaluation_flags import (
     ATTACKS,
     BATCH_SIZE,
-    CHECKS,
-    CORRUPTIONS,
     LOGIT_SCALE,
-    MODE,
-    PANEL,
-    PROTOCOL,
+    OUTPUT_DIR,
     RUN,
     STEP_SIZE,
 )
 
+_MODEL = flags.DEFINE_string(
+    "model", None, "A .keras file, run folder or SavedModel; with --run, in place of the run's."
+)
+_ENSEMBLE = flags.DEFINE_list(
+    "ensemble", None, "Files, run folders or folders of snapshots: their mean prediction."
+)
+_PROTOCOL = flags.DEFINE_string(
+    "protocol", None, "paper, or the name of one: the evaluation settings of a paper's table."
+)
+_MODE = flags.DEFINE_enum(
+    "mode", None, ["survivors", "individual"], "Each attack on what is left, or on every example."
+)
+_CHECKS = flags.DEFINE_bool(
+    "checks", None, "Run the checks of docs/evaluation.md; default: yes, but not to merge shards."
+)
+_PANEL = flags.DEFINE_bool(
+    "panel", None, "Run the panel of a cosine head; default: where the checks run."
+)
+_CORRUPTIONS = flags.DEFINE_string(
+    "corruptions", None, "generated, tfds, or the folder of published .npy files: adds them."
+)
 _SHARD = flags.DEFINE_string("shard", None, "i/n: attack only the i-th of n parts, from 0 on.")
 flags.adopt_module_key_flags(evaluation_flags)
 
@@ -43,10 +62,10 @@ def run(merge: bool) -> None:
     """Evaluates, or with `merge` makes the report of what the shards have recorded."""
     import he_keras as he
 
-    evaluation_flags.check_one_model()
+    check_one_model()
     config = evaluation_flags.configuration()
-    folder = evaluation_flags.output_dir()
-    model = evaluation_flags.load_model()
+    folder = output_dir()
+    model = load_model()
     threat, attacks, mode, protocol, remark = _plan(config, model)
     dataset = evaluation_flags.test_examples(config)
     model, done = model_flags.as_classifier(model, dataset)
@@ -60,9 +79,9 @@ def run(merge: bool) -> None:
         attacks,
         folder,
         BATCH_SIZE.value,
-        mode=MODE.value or mode,
-        checks=CHECKS.value,
-        panel=PANEL.value,
+        mode=_MODE.value or mode,
+        checks=_CHECKS.value,
+        panel=_PANEL.value,
         shard=_shard(),
         merge=merge,
         protocol=protocol,
@@ -76,18 +95,45 @@ def run(merge: bool) -> None:
         print(f"Shard {_SHARD.value} is done; he-keras merge makes the report once all shards are.")
         return
     print(report.table())
-    if merge and not report.checks and CHECKS.value is None:
+    if merge and not report.checks and _CHECKS.value is None:
         print("No shard has run the checks: he-keras merge --checks runs them.")
-    if CORRUPTIONS.value:
+    if _CORRUPTIONS.value:
         print(_add_corruptions(model, dataset, threat.bounds, folder))
     print(f"Report: {folder / 'report.html'}")
+
+
+def check_one_model() -> None:
+    """Raises a ValueError unless the flags name one model and its data."""
+    if not (RUN.value or _MODEL.value or _ENSEMBLE.value):
+        raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")
+    if _MODEL.value and _ENSEMBLE.value:
+        raise ValueError("Two models; expected --model or --ensemble; received both")
+    if not RUN.value and not model_flags.DATA.value:
+        raise ValueError("No data set; expected --data=NAME with --model; received none")
+
+
+def load_model():
+    """The model that --model, --ensemble or --run names."""
+    import he_keras as he
+    from he_keras.model_files import load_classifier
+
+    if _ENSEMBLE.value:
+        return he.SnapshotEnsemble.from_files(_ENSEMBLE.value)
+    return load_classifier(_MODEL.value or pathlib.Path(RUN.value) / "model.keras")
+
+
+def output_dir() -> pathlib.Path:
+    """--output_dir, or evaluation/ in the run folder or here."""
+    if OUTPUT_DIR.value:
+        return pathlib.Path(OUTPUT_DIR.value)
+    return pathlib.Path(RUN.value or ".") / "evaluation"
 
 
 def _plan(config, model):
     """Threat model, attacks, mode, text for the headline, and what to say of the threat model."""
     import he_keras as he
 
-    if PROTOCOL.value:
+    if _PROTOCOL.value:
         return _plan_of_protocol(config, model)
     threat, remark = model_flags.threat_of(config, [model], bool(RUN.value))
     options = {"logit_scale": evaluation_flags.logit_scale(), "batch_size": BATCH_SIZE.value}
@@ -105,13 +151,13 @@ def _plan_of_protocol(config, model):
         given.append(LOGIT_SCALE.name)
     if given:
         raise ValueError(
-            f"A protocol fixes its settings; expected --protocol={PROTOCOL.value} without "
+            f"A protocol fixes its settings; expected --protocol={_PROTOCOL.value} without "
             f"{', '.join('--' + name for name in given)}; received both"
         )
-    if PROTOCOL.value == "paper":
+    if _PROTOCOL.value == "paper":
         chosen = protocols.for_dataset(config.data.name, BATCH_SIZE.value)
     else:
-        chosen = protocols.get(PROTOCOL.value, BATCH_SIZE.value)
+        chosen = protocols.get(_PROTOCOL.value, BATCH_SIZE.value)
     print(f"Protocol {chosen.name}: {chosen.text}\n{chosen.note}")
     trained = trained_threat(model)
     is_other = trained not in (None, chosen.threat)
@@ -126,7 +172,7 @@ def _add_corruptions(model, dataset, bounds, folder) -> str:
     report = evaluate_corruptions(
         model,
         dataset,
-        source=CORRUPTIONS.value,
+        source=_CORRUPTIONS.value,
         data_dir=model_flags.DATA_DIR.value,
         show_progress=True,
         bounds=bounds,

@@ -9,9 +9,9 @@ evaluation was written. The exit code is 1 if what the report claims does not ho
 
 from absl import flags
 
-from he_keras.programs import cli, evaluation_flags, model_flags
+from he_keras.programs import cli, evaluate, evaluation_flags, model_flags
 
-flags.adopt_module_key_flags(evaluation_flags)
+flags.adopt_module_key_flags(evaluate)
 
 
 def main(_argv) -> None:
@@ -19,13 +19,13 @@ def main(_argv) -> None:
     from he_keras.evaluation import verify
 
     with cli.one_line_errors():
-        evaluation_flags.check_one_model()
+        evaluate.check_one_model()
         dataset = evaluation_flags.test_examples(evaluation_flags.configuration())
-        model, _ = model_flags.as_classifier(evaluation_flags.load_model(), dataset)
+        model, _ = model_flags.as_classifier(evaluate.load_model(), dataset)
         found = verify(
             model,
             dataset,
-            evaluation_flags.output_dir(),
+            evaluate.output_dir(),
             evaluation_flags.BATCH_SIZE.value,
         )
     print(found.summary())

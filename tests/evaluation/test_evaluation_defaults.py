@@ -32,10 +32,10 @@ def of_the_program(evaluate):
     config = he.experiment.default_config().evaluation
     return {
         "attacks": evaluation_flags.ATTACKS.default or config.attacks,
-        "mode": evaluation_flags.MODE.default or config.mode,
+        "mode": evaluate._MODE.default or config.mode,
         "batch_size": evaluation_flags.BATCH_SIZE.default,
-        "checks": evaluation_flags.CHECKS.default,
-        "panel": evaluation_flags.PANEL.default,
+        "checks": evaluate._CHECKS.default,
+        "panel": evaluate._PANEL.default,
         "shard": evaluate._SHARD.default,
     }
 

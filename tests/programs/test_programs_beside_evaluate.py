@@ -121,9 +121,21 @@ def test_compare(run, files, evaluated, tmp_path):
     assert (tmp_path / "comparison.html").stat().st_size > 10_000
 
 
-def test_transfer(run, files, tmp_path):
-    arguments = [arg for arg in base(files)[1:] if not arg.startswith("--attacks")]
+def for_transfer(files):
+    """The flags of an evaluation that a transfer matrix has too."""
+    left_out = ("--model", "--attacks", "--nochecks")
+    return [each for each in base(files) if not each.startswith(left_out)]
+
+
+@pytest.mark.parametrize("flag", ["--protocol=paper", "--nochecks", "--mode=survivors"])
+def test_transfer_refuses_what_it_would_ignore(run, files, tmp_path, flag):
     models = [files / "first.keras", files / "second.keras"]
+    code, out, err = run("transfer", *models, *for_transfer(files), flag)
+    assert code != 0 and flag.lstrip("-").partition("=")[0].removeprefix("no") in err
+
+
+def test_transfer(run, files, tmp_path):
+    arguments, models = for_transfer(files), [files / "first.keras", files / "second.keras"]
     code, out, err = run(
         "transfer", *models, *arguments, "--attacks=pgd-2", f"--output_dir={tmp_path}"
     )
@@ -136,8 +148,7 @@ def test_transfer(run, files, tmp_path):
 
 
 def test_transfer_goes_into_a_report_that_is_there(run, files, evaluated):
-    arguments = [arg for arg in base(files)[1:] if not arg.startswith("--attacks")]
-    models = [files / "first.keras", files / "second.keras"]
+    arguments, models = for_transfer(files), [files / "first.keras", files / "second.keras"]
     chosen = [*arguments, "--attacks=pgd-2", f"--output_dir={evaluated}"]
     code, out, err = run("transfer", *models, *chosen)
     assert code == 0, err
@@ -218,7 +229,8 @@ def test_mistakes_end_in_one_line(run, files, tmp_path, arguments, parts):
     ],
 )
 def test_mistakes_of_the_programs_beside_it(run, files, tmp_path, program, paths, parts):
-    answer = run(program, *paths, *base(files), f"--output_dir={tmp_path / 'new'}")
+    chosen = for_transfer(files) if program == "transfer" else base(files)
+    answer = run(program, *paths, *chosen, f"--output_dir={tmp_path / 'new'}")
     assert_one_line_error(answer, *parts)
     assert not list(tmp_path.glob("new/*.json"))
 
