@@ -6,8 +6,6 @@ Keras expects of a model: gradients, sample weights, mixed precision, replicas, 
 """
 
 import functools
-import types
-import warnings
 
 import keras
 import tensorflow as tf
@@ -18,10 +16,10 @@ from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.seeds import seeds_from_content
-from he_keras.attacks.framework.settings import configuration
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
 from he_keras.cpu.fixed_model import FixedModel
+from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.model_files import load_keras_file
@@ -51,7 +49,7 @@ _REPLICA_STRIDE = 7_919
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class HEAdversarialModel(keras_repairs.Repaired):
+class HEAdversarialModel(CurrentFunctions):
     """Trains `head(network(images))` with an adversarial objective through `fit`.
 
     `fit` reports `loss`, `accuracy` (on the examples trained on) and `clean_accuracy` where the
@@ -103,8 +101,6 @@ class HEAdversarialModel(keras_repairs.Repaired):
         #: Why inference takes no short cuts through this network; empty where it may.
         self.short_cut_fault = ""
         self._objective = Standard() if objective is None else objective
-        # In a holder, because Keras would wrap what it finds in an attribute.
-        self._compiled_for = types.SimpleNamespace(train=None, test=None, predict=None, tried=None)
         self.seed = int(seed)
         # Keras warns and leaves XLA off for objectives whose state it cannot compile.
         self.supports_jit = self.objective.supports_jit
@@ -190,7 +186,7 @@ class HEAdversarialModel(keras_repairs.Repaired):
         """Creates the weights, and the objective's state, for images of this shape."""
         features = feature_shape(self.network, input_shape)
         self.num_classes = number_of_classes(self.head, features)
-        # What the parts answer can be tried where they are not symbols, which is before a step.
+        # As one function, because Keras would wrap the shapes.
         self._check_values = functools.partial(
             check_values, self.network, self.head, tuple(input_shape), features[1]
         )
@@ -289,63 +285,34 @@ class HEAdversarialModel(keras_repairs.Repaired):
             self.evaluation_attack.check_runs_inside_graphs(xla=self.jit_compile)
 
     def make_train_function(self, force: bool = False):
-        """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does.
-
-        It is made anew where a setting of a layer has changed since, such as `trainable` or a
-        scale. The same holds for the functions of `evaluate` and `predict`.
-        """
-        force = self._is_outdated("train") or force
-        if (force or self.train_function is None) and not isinstance(self.objective, Standard):
-            check_attackable(self.network)
+        """Makes the function that `fit` and `train_on_batch` call, as `keras.Model` does."""
         if self.built and self.compiled and not self.optimizer.built:
             # If the step itself made these variables, Keras would trace it twice.
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force=force)
 
-    def make_test_function(self, force: bool = False):
-        """Makes the function that `evaluate` and `test_on_batch` call."""
-        return super().make_test_function(force=self._is_outdated("test") or force)
+    def check_values(self) -> None:
+        """Refuses parts whose values are probabilities; before a step, they are not symbols."""
+        self._check_values()
 
-    def make_predict_function(self, force: bool = False):
-        """Makes the function that `predict` and `predict_on_batch` call."""
-        return super().make_predict_function(force=self._is_outdated("predict") or force)
-
-    def _is_outdated(self, name: str) -> bool:
-        """Whether a function was compiled for other settings than those of now."""
-        settings = configuration(self)
-        if self.built and settings != self._compiled_for.tried:
-            self._check_values()
-            self._compiled_for.tried = settings
-        return settings != getattr(self._compiled_for, name)
-
-    def _noted(self, name: str, results):
-        """Returns a step's results; notes the settings that its compilation has met."""
-        if not tf.executing_eagerly():
-            setattr(self._compiled_for, name, configuration(self))
-        return results
+    def check_trainable(self) -> None:
+        """Refuses networks that would undo the attack; without an attack, there is none."""
+        if not isinstance(self.objective, Standard):
+            check_attackable(self.network)
 
     def fit(self, *args, **options):
-        """Trains as `keras.Model.fit` does; warns of settings that were changed on the way."""
+        """Trains as `keras.Model.fit` does; what it refuses is said before any work."""
         self._check_arrays(*args[:2], **{key: options[key] for key in options.keys() & {"x", "y"}})
         held_out = options.get("validation_data")
         self._check_arrays(*(held_out[:2] if isinstance(held_out, (list, tuple)) else ()))
         try:
-            history = super().fit(*args, **options)
+            return super().fit(*args, **options)
         except tf.errors.InvalidArgumentError as error:
             sentence = training_batch.sentence_of(error)
             if not sentence:
                 raise
             raise ValueError(sentence) from None
-        if not self.run_eagerly and self._compiled_for.train != configuration(self):
-            warnings.warn(
-                "A setting of a layer changed while fit() ran; expected the same from the first "
-                "batch to the last: fit() compiles what it finds, so change it between two calls; "
-                "received a model that was trained with the old setting",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return history
 
     def _check_arrays(self, x=None, y=None) -> None:
         num_classes = self.num_classes if self.built else None
@@ -388,7 +355,9 @@ class HEAdversarialModel(keras_repairs.Repaired):
 
     def train_step(self, data) -> dict:
         """One step of the objective: craft, forward, backward, update."""
-        return self._noted("train", self.under_xla(self._train_on)(*self._checked(data)))
+        return self.compiled_with_current_settings(
+            "train", self.under_xla(self._train_on)(*self._checked(data))
+        )
 
     def _checked(self, data) -> tuple:
         """Returns images, class numbers and weights; builds the model for images of that shape."""
@@ -443,11 +412,9 @@ class HEAdversarialModel(keras_repairs.Repaired):
 
     def test_step(self, data) -> dict:
         """Scores clean images and, with an evaluation attack, the worse of clean and attacked."""
-        return self._noted("test", self.under_xla(self._test_on)(*self._checked(data)))
-
-    def predict_step(self, data):
-        """Returns the logits, as `keras.Model` does."""
-        return self._noted("predict", super().predict_step(data))
+        return self.compiled_with_current_settings(
+            "test", self.under_xla(self._test_on)(*self._checked(data))
+        )
 
     def _test_on(self, images, labels, sample_weight) -> dict:
         logits = self(images, training=False)

@@ -6,6 +6,7 @@ against a text that breaks it.
 
 import ast
 import graphlib
+import os
 import pathlib
 import re
 import subprocess
@@ -19,6 +20,7 @@ FOLDERS = ("he_keras", "tools", "configs", "tests")
 # A unit, which is a file or a package of he_keras, may import the units before it.
 ORDER = (
     "version",
+    "native_messages",
     "arguments",
     "registry",
     "configurable",
@@ -38,6 +40,7 @@ ORDER = (
     "objectives",
     "schedules",
     "optimizers",
+    "current_functions",
     "adversarial_model",
     "snapshot_ensemble",
     "callbacks",
@@ -289,6 +292,21 @@ def test_import_loads_nothing_beyond_keras_and_tensorflow():
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_import_prints_at_most_three_lines():
+    environment = {name: value for name, value in os.environ.items() if "LOG_LEVEL" not in name}
+    result = subprocess.run(
+        [sys.executable, "-c", "import he_keras"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert result.returncode == 0 and result.stdout == ""
+    assert len(result.stderr.splitlines()) <= 3, result.stderr
 
 
 @pytest.mark.parametrize(
