@@ -6,6 +6,8 @@ Keras expects of a model: gradients, sample weights, mixed precision, replicas, 
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,9 +20,9 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.seeds import seeds_from_content
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
-from he_keras.cpu.fixed_model import FixedModel
 from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
+from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.model_files import load_keras_file
 from he_keras.networks.checks import (
@@ -46,6 +48,23 @@ _RANDOM_PREFIX = "random_state_"
 # Between the seeds of two replicas; a prime far above the seeds that people count up from 0, so
 # that replica 1 of one run does not draw what replica 0 of the next run draws.
 _REPLICA_STRIDE = 7_919
+
+
+class FixedModel(NamedTuple):
+    """The parts of a classifier in inference mode, for many passes while its variables stand still.
+
+    Attributes:
+        features: function from images to feature vectors.
+        logits_of_features: function from feature vectors to scaled logits.
+    """
+
+    features: Callable
+    logits_of_features: Callable
+
+    def __call__(self, images):
+        """Returns scaled logits."""
+        with call_context(training=False):
+            return self.logits_of_features(self.features(images))
 
 
 @keras.saving.register_keras_serializable(package="he_keras")

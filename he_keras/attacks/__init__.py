@@ -39,7 +39,7 @@ from he_keras.attacks.registry import get, names, register
 from he_keras.attacks.screen import Screen
 from he_keras.attacks.square import Square
 from he_keras.attacks.transfer import Transfer
-from he_keras.attacks.zoo import ZOO
+from he_keras.attacks.zeroth_order import ZOO
 from he_keras.threat import check_examples
 
 __all__ = [

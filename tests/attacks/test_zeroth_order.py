@@ -14,7 +14,7 @@ from he_keras.attacks import Victim
 from he_keras.attacks.carlini_wagner import DirectSpace, TanhSpace
 from he_keras.attacks.framework.result import Goal
 from he_keras.attacks.gradient_estimation import SPSA
-from he_keras.attacks.zoo import ZOO
+from he_keras.attacks.zeroth_order import ZOO
 
 # The fast tests hold this attack to the promises of every attack and run its example.
 pytestmark = pytest.mark.slow
