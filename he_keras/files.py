@@ -161,6 +161,24 @@ def write_npz(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
         os.fsync(file.fileno())
 
 
+def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads all arrays of an .npz file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file cannot be read, or is damaged. The text says how, in a few words.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    # An .npy file is read without complaint, but is no context manager.
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        # NumPy's own text would advise to unpickle the file.
+        raise ValueError(f"no readable .npz file of arrays ({type(error).__name__})") from error
+
+
 def write_arrays(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
     """Writes arrays of any name as an .npz file without pickles.
 

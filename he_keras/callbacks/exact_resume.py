@@ -10,7 +10,6 @@ import hashlib
 import json
 import pathlib
 import time
-import zipfile
 from typing import NamedTuple
 
 import keras
@@ -18,7 +17,7 @@ import numpy as np
 
 from he_keras.callbacks import replica_state
 from he_keras.distribution import workers
-from he_keras.files import write_npz
+from he_keras.files import read_npz, write_npz
 
 _FORMAT = 1
 
@@ -183,12 +182,9 @@ def _build_optimizer(model) -> None:
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    # An .npy file is read without complaint, but is no context manager.
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        # NumPy's own text would advise to unpickle the file.
-        raise _corrupt(path, type(error).__name__) from error
+        return read_npz(path)
+    except (OSError, ValueError) as error:
+        raise _corrupt(path, error) from error
 
 
 def _place(arrays: dict[str, np.ndarray], path: pathlib.Path) -> ResumePoint:

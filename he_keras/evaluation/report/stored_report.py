@@ -3,12 +3,11 @@
 import dataclasses
 import hashlib
 import pathlib
-import zipfile
 from typing import Any
 
 import numpy as np
 
-from he_keras.files import read_json
+from he_keras.files import read_json, read_npz
 
 #: The version of report.json that the page understands.
 SCHEMA_VERSION = 1
@@ -137,14 +136,13 @@ def _check_report(report: dict, path: pathlib.Path) -> None:
 
 def _read_arrays(path: pathlib.Path, required) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = read_npz(path)
     except FileNotFoundError as error:
         raise ValueError(
             f"Incomplete report; expected {path.name} next to report.json; "
             f"received a folder without it: {path.parent}"
         ) from error
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except ValueError as error:
         raise ValueError(
             f"Damaged report; expected NumPy arrays in {path.name}; received {path}: {error}"
         ) from error

@@ -13,7 +13,6 @@ differently each time: its own passes are compared first, and their differences 
 import json
 import math
 import pathlib
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from he_keras.attacks import Victim
 from he_keras.attacks.framework.precision import coarsest_precision
 from he_keras.evaluation.run import differences, fingerprint
 from he_keras.evaluation.run.journal import A_RECORD, FOLDER
-from he_keras.files import lock, read_json, write_json, write_npz
+from he_keras.files import lock, read_json, read_npz, write_json, write_npz
 from he_keras.threat import ThreatModel
 
 SETTINGS, ANSWERS = "settings.json", "answers.npz"
@@ -281,13 +280,12 @@ def _write_answers(models: dict, probes: np.ndarray, folder: pathlib.Path) -> di
 
 def _read_answers(path: pathlib.Path) -> tuple[np.ndarray, dict[str, Answers]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read_npz(path)
         probes = arrays.pop("probes")
         names = dict.fromkeys(name.rpartition("/")[0] for name in arrays)
         columns = {name: [arrays[f"{name}/{each}"] for each in Answers._fields] for name in names}
         return probes, {name: Answers(*each) for name, each in columns.items()}
-    except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"Damaged record; expected the model's answers in {path}; received "
             f"{type(error).__name__}; use another output_dir"

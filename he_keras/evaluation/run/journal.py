@@ -12,14 +12,13 @@ import json
 import math
 import pathlib
 import re
-import zipfile
 from collections.abc import Iterator
 
 import numpy as np
 
 from he_keras.evaluation.run.differences import differences, shown
 from he_keras.evaluation.run.examples import Scored
-from he_keras.files import lock, read_json, write_json, write_npz
+from he_keras.files import lock, read_json, read_npz, write_json, write_npz
 
 #: What errors on unreadable records expect.
 A_RECORD = "the record of an evaluation (use another output_dir)"
@@ -192,11 +191,10 @@ def read_clean(path: pathlib.Path, plan: dict | None = None) -> Scored:
 
 def _read(path: pathlib.Path, kind, plan: dict | None):
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in archive.files}
+        columns = read_npz(path)
         made_with = json.loads(columns.pop(_PLAN).item()) if _PLAN in columns else None
         content = kind(**columns)
-    except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"Damaged record; expected a batch written by an evaluation; received {path} "
             f"({type(error).__name__}); delete this file to have the batch attacked again"
