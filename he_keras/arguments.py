@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 #: Seeds fit into TensorFlow's 32-bit signed integers.
 _LARGEST_SEED = 2**31 - 1
-_BOLD_TYPE = re.compile("\x1b\\[[0-9]*m")
+#: What switches bold type and colours on and off in a terminal.
+BOLD_TYPE = re.compile("\x1b\\[[0-9;]*m")
 #: Characters of another library's message that an error repeats: about three lines.
 _LONGEST_REASON = 300
 
@@ -105,8 +106,9 @@ def check_flag(name: str, value) -> None:
         raise TypeError(f"Invalid {name}; expected True or False; received {name}={value!r}")
 
 
-def check_choice(name: str, value, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value, choices: Iterable[str]) -> None:
     """Raises a ValueError unless `value` is one of `choices`; it suggests the nearest one."""
+    choices = tuple(choices)
     if value not in choices:
         raise ValueError(
             f"Unknown {name}; expected one of {choices}; received {name}={value!r}"
@@ -141,7 +143,7 @@ def reason_of(error: BaseException) -> str:
 
     Keras writes its errors over many lines and in bold type, which is left out.
     """
-    text = _BOLD_TYPE.sub("", str(error)) or type(error).__name__
+    text = BOLD_TYPE.sub("", str(error)) or type(error).__name__
     return textwrap.shorten(text, _LONGEST_REASON)
 
 

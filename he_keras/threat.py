@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import balls
-from he_keras.arguments import parse_epsilon
+from he_keras.arguments import check_choice, parse_epsilon
 from he_keras.balls import NORMS
 
 #: Bounds of the images of `he_keras.data`.
@@ -52,8 +52,7 @@ class ThreatModel:
         epsilon: float | str = "8/255",
         bounds: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        if norm not in NORMS:
-            raise ValueError(f"Unknown norm; expected one of {NORMS}; received norm={norm!r}")
+        check_choice("norm", norm, NORMS)
         low, high = _checked_bounds(bounds)
         radius = parse_epsilon(epsilon)
         if radius <= 0:

@@ -11,7 +11,12 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.arguments import check_flag, check_positive_integer, check_share
+from he_keras.arguments import (
+    check_choice,
+    check_flag,
+    check_positive_integer,
+    check_share,
+)
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Best, Crafted, Goal
 from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
@@ -104,11 +109,7 @@ class APGD(Attack):
         self.ascents = self._build_ascents()
 
     def _check_choices(self) -> None:
-        if self.loss not in self.loss_names:
-            raise ValueError(
-                f"Unknown attack loss; expected one of {self.loss_names}; "
-                f"received loss={self.loss!r}"
-            )
+        check_choice("loss", self.loss, self.loss_names)
         if self.keep != "best":
             raise ValueError(
                 f'APGD returns its best point; expected keep="best"; received keep={self.keep!r}'

@@ -2,6 +2,7 @@
 
 import keras
 
+from he_keras.arguments import check_choice
 from he_keras.attacks.apgd import APGD
 from he_keras.attacks.apgd_targeted import APGDTargeted
 from he_keras.attacks.fab import FAB
@@ -62,10 +63,7 @@ class AutoAttack(Ensemble):
         name: str = "autoattack",
         **kwargs,
     ) -> None:
-        if version not in VERSIONS:
-            raise ValueError(
-                f"Unknown version; expected one of {VERSIONS}; received version={version!r}"
-            )
+        check_choice("version", version, VERSIONS)
         self.version = version
         self.allows_random = version == "rand"
         self.num_steps = num_steps

@@ -8,7 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.arguments import check_number, check_positive_integer, parse_epsilon
+from he_keras.arguments import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    parse_epsilon,
+)
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, is_wrong
 from he_keras.attacks.framework.victim import Victim, loss_and_gradient
@@ -135,10 +140,7 @@ class CleverhansIterated(CleverhansFGSM):
         name: str = "cleverhans:pgd",
         **kwargs,
     ) -> None:
-        if attack not in _ITERATED:
-            raise ValueError(
-                f"Unknown attack; expected one of {tuple(_ITERATED)}; received attack={attack!r}"
-            )
+        check_choice("attack", attack, _ITERATED)
         self._function = _ITERATED[attack]
         super().__init__(threat, name=name, **kwargs)
         check_positive_integer("num_steps", num_steps)

@@ -6,7 +6,12 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.arguments import check_number, check_positive_integer, parse_epsilon
+from he_keras.arguments import (
+    check_choice,
+    check_number,
+    check_positive_integer,
+    parse_epsilon,
+)
 from he_keras.attacks.framework.adam import adam_step, zero_moments
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Best, Crafted, is_wrong, other_classes
@@ -187,10 +192,7 @@ class MultiTargeted(Attack):
 
 
 def _check_optimizer(optimizer, learning_rate, step_size) -> None:
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"Unknown optimizer; expected one of {OPTIMIZERS}; received optimizer={optimizer!r}"
-        )
+    check_choice("optimizer", optimizer, OPTIMIZERS)
     if learning_rate <= 0:
         raise ValueError(
             f"Invalid learning_rate; expected > 0; received learning_rate={learning_rate!r}"

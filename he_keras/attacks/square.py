@@ -11,7 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.arguments import check_flag, check_number, check_positive_integer
+from he_keras.arguments import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_positive_integer,
+)
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, Goal
 from he_keras.attacks.framework.survivors import iterate, select_rows
@@ -117,10 +122,7 @@ class Square(Attack):
                 "Invalid initial_fraction; expected a share of the image, above 0 and at most 1; "
                 f"received initial_fraction={initial_fraction!r}"
             )
-        if loss not in LOSSES:
-            raise ValueError(
-                f"Unknown attack loss; expected one of {LOSSES}; received loss={loss!r}"
-            )
+        check_choice("loss", loss, LOSSES)
         check_flag("rescale_schedule", rescale_schedule)
         self.num_queries = int(num_queries)
         self.initial_fraction = float(initial_fraction)

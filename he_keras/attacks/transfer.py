@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from he_keras.arguments import reason_of
+from he_keras.arguments import check_choice, reason_of
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted
 from he_keras.attacks.framework.victim import Victim
@@ -81,10 +81,7 @@ class Transfer(Attack):
         **kwargs,
     ) -> None:
         super().__init__(threat, keep=keep, name=name, **kwargs)
-        if method not in _METHODS:
-            raise ValueError(
-                f"Unknown method; expected one of {tuple(_METHODS)}; received method={method!r}"
-            )
+        check_choice("method", method, _METHODS)
         start = {} if random_start is None else {"random_start": random_start}
         self.path = str(path)
         self.method = method

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from he_keras.arguments import check_positive_integer, is_integer
+from he_keras.arguments import check_choice, check_positive_integer, is_integer
 from he_keras.data import augmentation as augment
 from he_keras.data import randomness
 from he_keras.data.datasets import AnyDataset, ImageDataset, StreamingDataset
@@ -189,11 +189,7 @@ def measure_throughput(
 
 
 def _check_augmentation(dataset: AnyDataset, augmentation: str) -> None:
-    if augmentation not in augment.AUGMENTATIONS:
-        raise ValueError(
-            f"unknown augmentation; expected one of {augment.AUGMENTATIONS}; received "
-            f"augmentation={augmentation!r}"
-        )
+    check_choice("augmentation", augmentation, augment.AUGMENTATIONS)
     if augmentation == "crop-flip" and isinstance(dataset, StreamingDataset):
         raise ValueError(
             "crop-flip needs images of one size in memory; expected 'resized-crop-flip', 'flip' or "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from he_keras.arguments import is_integer, is_number
+from he_keras.arguments import check_choice, is_integer, is_number
 from he_keras.data import datasets
 
 SPLITS = ("train", "test", "validation", "all")
@@ -24,8 +24,7 @@ _TEST_SEED = 20201119
 
 def check(split: str, validation_examples: Any, test_fraction: Any) -> None:
     """Raises a ValueError if there is no such split, or if a share of it is illegal."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split; expected one of {SPLITS}; received split={split!r}")
+    check_choice("split", split, SPLITS)
     if (
         not is_integer(validation_examples)
         or validation_examples < 0

@@ -18,7 +18,7 @@ Deviations:
 import keras
 import tensorflow as tf
 
-from he_keras.arguments import check_number, check_positive, is_number
+from he_keras.arguments import check_choice, check_number, check_positive, is_number
 from he_keras.configurable import Configurable
 from he_keras.layers.feature_norm import computation_dtype, normalize
 
@@ -151,8 +151,7 @@ def _check_numbers(num_classes, scale, margin) -> None:
 
 
 def _check_angle(angle: str, feature_norm: bool, weight_norm: bool) -> None:
-    if angle not in ANGLES:
-        raise ValueError(f"Unknown angle; expected one of {ANGLES}; received angle={angle!r}")
+    check_choice("angle", angle, ANGLES)
     if angle == "arc" and not (feature_norm and weight_norm):
         raise ValueError(
             "An angle needs unit vectors; expected feature_norm=True and weight_norm=True with "

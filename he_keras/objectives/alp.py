@@ -12,7 +12,7 @@ Cost per example: that of PGD-AT, and one forward and full backward pass.
 import keras
 import tensorflow as tf
 
-from he_keras.arguments import check_number
+from he_keras.arguments import check_choice, check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass, unscaled
 from he_keras.objectives.registry import register
 
@@ -48,10 +48,7 @@ class ALP(IteratedObjective):
         **kwargs,
     ) -> None:
         super().__init__(threat, **kwargs)
-        if pairing not in PAIRINGS:
-            raise ValueError(
-                f"Unknown pairing; expected one of {tuple(PAIRINGS)}; received pairing={pairing!r}"
-            )
+        check_choice("pairing", pairing, PAIRINGS)
         check_number("beta", beta, 0.0)
         if not 0.0 <= clean_weight <= 1.0:
             raise ValueError(

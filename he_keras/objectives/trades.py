@@ -16,7 +16,7 @@ Cost per example: K (forward + backward) + 1 forward, then 2 forward + 2 full ba
 import keras
 
 from he_keras import losses
-from he_keras.arguments import check_number
+from he_keras.arguments import check_choice, check_number
 from he_keras.objectives.objective import IteratedObjective, TrainingPass
 from he_keras.objectives.registry import register
 
@@ -43,11 +43,7 @@ class TRADES(IteratedObjective):
 
     def __init__(self, threat, beta: float = 6.0, divergence: str = "kl", **kwargs) -> None:
         super().__init__(threat, **kwargs)
-        if divergence not in DIVERGENCES:
-            raise ValueError(
-                f"Unknown divergence; expected one of {tuple(DIVERGENCES)}; "
-                f"received divergence={divergence!r}"
-            )
+        check_choice("divergence", divergence, DIVERGENCES)
         check_number("beta", beta, 0.0)
         self.beta = float(beta)
         self.divergence = divergence

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
-from he_keras.arguments import check_positive, is_increasing, parse_epsilon
+from he_keras.arguments import check_choice, check_positive, is_increasing, parse_epsilon
 from he_keras.configurable import Configurable
 
 UNITS = ("epoch", "batch")
@@ -53,8 +53,7 @@ class EpochSchedule(Configurable, LearningRateSchedule):
         maximum: float | str | None = None,
     ):
         check_positive("steps_per_epoch", steps_per_epoch)
-        if unit not in UNITS:
-            raise ValueError(f"Unknown unit; expected one of {UNITS}; received unit={unit!r}")
+        check_choice("unit", unit, UNITS)
         self.steps_per_epoch = int(steps_per_epoch)
         self.unit = unit
         self.minimum = None if minimum is None else parse_epsilon(minimum)

@@ -279,8 +279,8 @@ def test_names():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"loss": "kl"}, ValueError, "Unknown attack loss; expected one of .*'ce'.*; received"),
-        ({"loss": "dlr-targeted"}, ValueError, "Unknown attack loss"),
+        ({"loss": "kl"}, ValueError, "Unknown loss; expected one of .*'ce'.*; received"),
+        ({"loss": "dlr-targeted"}, ValueError, "Unknown loss"),
         ({"num_steps": 0}, ValueError, "Invalid num_steps"),
         ({"eot_samples": 0}, ValueError, "Invalid eot_samples"),
         ({"rho": -0.1}, ValueError, "Invalid rho"),

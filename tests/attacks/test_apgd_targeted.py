@@ -153,7 +153,7 @@ def test_name_and_configuration():
     ("settings", "message"),
     [
         ({"num_targets": 0}, "Invalid num_targets"),
-        ({"loss": "ce"}, "Unknown attack loss; expected one of .*'dlr-targeted', 'cw'"),
+        ({"loss": "ce"}, "Unknown loss; expected one of .*'dlr-targeted', 'cw'"),
         ({"keep": "last"}, "APGD returns its best point"),
     ],
 )

@@ -83,7 +83,7 @@ def test_illegal_validation_examples(split, count):
 
 
 def test_unknown_split():
-    with pytest.raises(ValueError, match="unknown split; expected one of .*; received split='dev'"):
+    with pytest.raises(ValueError, match="Unknown split; expected one of .*; received split='dev'"):
         data.load("digits", "dev")
 
 

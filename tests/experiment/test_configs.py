@@ -141,7 +141,7 @@ def test_bad_values_are_refused(section, key, value, message):
     ("section", "values", "message"),
     [
         ("head", {"kind": "cosine"}, "Unknown head.*head.kind='cosine'"),
-        ("train", {"dtype": "float64"}, "Unknown dtype.*train.dtype='float64'"),
+        ("train", {"dtype": "float64"}, "Unknown train.dtype.*train.dtype='float64'"),
         ("objective", {"name": "pgd"}, "Unknown objective.*pgd_at"),
         ("objective", {"name": "pgd_at", "steps": 3}, "Unknown option of objective 'pgd_at'"),
         ("objective", {"name": "pgd_at", "random_start": "up"}, "random_start='up'"),

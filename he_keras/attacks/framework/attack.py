@@ -19,7 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.arguments import check_flag, check_positive_integer, check_seed
+from he_keras.arguments import (
+    check_choice,
+    check_flag,
+    check_positive_integer,
+    check_seed,
+)
 from he_keras.attacks.framework.agreement import (
     Probe,
     agreed,
@@ -109,8 +114,7 @@ class Attack(Configurable, Sealed):
                 f"{name} is not defined for this norm; expected one of {self.norms}; "
                 f"received norm={threat.norm!r}"
             )
-        if keep not in KEEP:
-            raise ValueError(f"Invalid keep; expected one of {KEEP}; received keep={keep!r}")
+        check_choice("keep", keep, KEEP)
         check_positive_integer("num_restarts", num_restarts)
         check_positive_integer("batch_size", batch_size)
         check_seed(seed)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from he_keras.arguments import check_choice
 from he_keras.evaluation.statistics import (
     CHANCE_LEVEL,
     Pair,
@@ -46,12 +47,8 @@ class Check:
     resolution: str = ""
 
     def __post_init__(self) -> None:
-        if self.when not in WHEN:
-            raise ValueError(f"Invalid when; expected one of {WHEN}; received when={self.when!r}")
-        if self.verdict not in VERDICTS:
-            raise ValueError(
-                f"Invalid verdict; expected one of {VERDICTS}; received verdict={self.verdict!r}"
-            )
+        check_choice("when", self.when, WHEN)
+        check_choice("verdict", self.verdict, VERDICTS)
 
     @property
     def fired(self) -> bool:
