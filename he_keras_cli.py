@@ -1,10 +1,10 @@
 """The command `he-keras VERB --flags`, which every file of tools/ runs as well.
 
 This file is not part of the package he_keras because it must run before TensorFlow is loaded: to
-hide what TensorFlow's libraries print while they are loaded, and to end in one word on Ctrl-C.
+choose what TensorFlow's libraries print, and to end in one word on Ctrl-C.
 """
 
-import contextlib
+import difflib
 import os
 import re
 import sys
@@ -38,16 +38,20 @@ def main(program: str | None = None) -> None:
             print(_usage())
             return
         if program not in PROGRAMS:
-            known = "|".join(PROGRAMS)
-            sys.exit(_error(f"Unknown program; expected he-keras {known}; received {program}"))
+            sys.exit(_error(_unknown(program)))
         sys.argv = [f"he-keras {program}", *sys.argv[2:]]
     program, sys.argv = present_form(program, sys.argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with _native_messages_hidden():
-            from he_keras.programs import cli
+        from he_keras.programs import cli
     except KeyboardInterrupt:
         print("Interrupted")
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if getattr(sys.modules.get("he_keras"), "__file__", "") is not None:
+            raise
+        folder = next(iter(sys.modules["he_keras"].__path__))
+        sys.exit(_error(f"{error}: the folder {folder} hides the package; run in another folder"))
     cli.run_program(program)
 
 
@@ -61,6 +65,16 @@ def present_form(program: str, argv: list[str]) -> tuple[str, list[str]]:
     return verb, [f"he-keras {verb}", *(each for each in argv[1:] if each != flag)]
 
 
+def _unknown(program: str) -> str:
+    """Says which programs there are, and which one was probably meant."""
+    known = "|".join(PROGRAMS)
+    nearest = difflib.get_close_matches(program, PROGRAMS, n=1)
+    if os.path.exists(program):
+        nearest = [f"evaluate --model={program}"]
+    meant = f"; did you mean he-keras {nearest[0]}?" if nearest else ""
+    return f"Unknown program; expected he-keras {known}; received {program}{meant}"
+
+
 def _usage() -> str:
     width = max(map(len, PROGRAMS))
     lines = [f"  {program:<{width}}  {text}" for program, text in PROGRAMS.items()]
@@ -71,23 +85,6 @@ def _usage() -> str:
 def _error(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 2
-
-
-@contextlib.contextmanager
-def _native_messages_hidden():
-    """Hides what TensorFlow's libraries print while they are loaded, before they read any level."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(nowhere)
-        os.close(stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """he_keras: hypersphere-embedding adversarial training, honestly evaluated, on Keras 3."""
 
-import keras as _keras
+from he_keras.native_messages import hidden as _hidden
+
+with _hidden():
+    import keras as _keras
 
 if _keras.backend.backend() != "tensorflow":
     raise ImportError(

@@ -9,6 +9,7 @@ import dataclasses
 import keras
 import numpy as np
 
+from he_keras.adversarial_model import HEAdversarialModel
 from he_keras.arguments import check_choice, reason_of
 from he_keras.data.datasets import class_numbers
 from he_keras.evaluation.statistics import CHANCE_LEVEL, fewest_beyond, mcnemar_p_value
@@ -121,7 +122,7 @@ def remark(wrapped, found: "Inspection") -> str:
 def knows_its_images(model) -> bool:
     """Whether a model is made by he_keras, returns logits and names the range of its images."""
     named = trained_threat(model) is not None or getattr(model, "bounds", None) is not None
-    return named or hasattr(model, "objective")
+    return named or isinstance(model, HEAdversarialModel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +303,11 @@ def _pixels(parts, kind: str, answers: dict, labels) -> tuple[str | None, str]:
             return None, "neither images with labels nor a first layer that rescales them"
         return shown, f"its first layers show that it takes {shown}"
     labels = class_numbers(labels).reshape(-1)
+    if len(labels) != len(answers[1.0]):
+        raise ValueError(
+            f"Images and labels differ in number; expected a label for each of the "
+            f"{len(answers[1.0])} images; received {len(labels)} labels"
+        )
     unit, wide = (_classes(answers[factor], kind) == labels for factor in (1.0, 255.0))
     figures = f"{unit.mean():.1%} of {len(labels)} clean images right in 0..1, {wide.mean():.1%} "
     figures += "in 0..255"

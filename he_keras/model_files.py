@@ -7,13 +7,14 @@ for TensorFlow, which may read and write files: load those of people you trust.
 import functools
 import json
 import pathlib
+import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from he_keras.arguments import reason_of
+from he_keras.arguments import reason_of, suggestion
 from he_keras.threat import UNIT_BOUNDS, ThreatModel
 
 _RUN_MODEL = "model.keras"
@@ -46,7 +47,7 @@ def load_classifier(path, signature: str | None = None, output: str | None = Non
     if not path.exists():
         raise ValueError(
             "No model; expected an existing .keras file, run folder or SavedModel folder; "
-            f"received {path}"
+            f"received {path}{_beside(path)}"
         )
     run_model = path / _RUN_MODEL
     folder = None if run_model.is_file() else _saved_model_folder(path)
@@ -75,12 +76,23 @@ def load_keras_file(path, compile: bool = True):
     """
     path = pathlib.Path(path)
     if not path.is_file() or path.suffix != ".keras":
-        raise ValueError(f"No model; expected an existing .keras file; received {path}")
+        raise ValueError(
+            f"No model; expected an existing .keras file; received {path}{_beside(path)}"
+        )
+    if not zipfile.is_zipfile(path):
+        fault = f"damaged, or of another kind: {path.stat().st_size} bytes that are no zip archive"
+        raise _unreadable(path, "a .keras file", ValueError(fault))
     try:
         return keras.saving.load_model(path, compile=compile)
     # The file may be anything, and so may be what goes wrong in reading it.
     except Exception as error:
         raise _unreadable(path, "a .keras file", error) from error
+
+
+def _beside(path: pathlib.Path) -> str:
+    """The end of an error that suggests a file or folder of a similar name, if there is one."""
+    names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+    return "" if path.exists() else suggestion(path.name, names)
 
 
 class SavedClassifier:
@@ -259,6 +271,13 @@ def _choose_output(endpoint: _Endpoint, folder: pathlib.Path, output: str | None
 
 
 def _unreadable(path: pathlib.Path, expected: str, error: Exception) -> ValueError:
+    # Keras wraps the cause, at the end of a message that is longer than any line.
+    *_, cause = str(error).split("Exception encountered: ")
+    cause = cause.partition("Full object config:")[0]
+    remedy = ""
+    if "Could not locate" in cause:
+        remedy = "; a class of one's own must be imported and registered before (--import=MODULE)"
     return ValueError(
-        f"Cannot load the model; expected {expected}; received {path}: {reason_of(error)}"
+        f"Cannot load the model; expected {expected}; received {path}: "
+        f"{reason_of(ValueError(cause))}{remedy}"
     )

@@ -3,7 +3,7 @@
 from he_keras.data import corruptions
 from he_keras.data.datasets import ImageDataset, StreamingDataset
 from he_keras.data.facts import FACTS, DatasetFacts, default_augmentation
-from he_keras.data.loading import DatasetNotFoundError, load, synthetic
+from he_keras.data.loading import DatasetNotFoundError, load, register, synthetic
 from he_keras.data.pipeline import (
     eval_pipeline,
     measure_throughput,
@@ -22,6 +22,7 @@ __all__ = [
     "eval_pipeline",
     "load",
     "measure_throughput",
+    "register",
     "steps_per_epoch",
     "synthetic",
     "train_pipeline",

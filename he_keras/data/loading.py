@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,36 @@ import numpy.typing as npt
 from he_keras.arguments import check_positive_integer, suggestion, unknown_name
 from he_keras.data import datasets, sources, splits
 from he_keras.data.facts import FACTS
+from he_keras.registry import Registry
+
+#: Readers of data sets of one's own, by name.
+_OWN: Registry[Callable[[str], Any]] = Registry("data set")
 
 DatasetSource = str | os.PathLike[str] | tuple[npt.ArrayLike, npt.ArrayLike]
+
+
+def register(name: str):
+    """Makes a function from a split to arrays (images, labels) known under a name.
+
+    It may also return an `ImageDataset` or a `StreamingDataset`. It is called with "train" or
+    "test" ("validation" is held out of "train").
+
+    Example:
+        >>> import numpy as np, he_keras as he
+        >>> @he.data.register("stripes")
+        ... def stripes(split):
+        ...     return np.zeros((4, 8, 8, 1), "uint8"), np.arange(4) % 2
+        >>> he.data.load("stripes", "train").num_classes
+        2
+    """
+
+    def decorate(reader):
+        if name in FACTS:
+            raise ValueError(f"Data set registered twice; expected a new name; received {name!r}")
+        _OWN[name] = reader
+        return reader
+
+    return decorate
 
 
 class DatasetNotFoundError(FileNotFoundError, ValueError):
@@ -100,6 +129,8 @@ def _read(
                 f"len(name_or_path)={len(name_or_path)}"
             )
         return sources.from_arrays("arrays", "all", *name_or_path, num_classes=num_classes)
+    if isinstance(name_or_path, str) and name_or_path in _OWN:
+        return _read_own(name_or_path, split, num_classes)
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise TypeError(
             "unknown kind of data set; expected a name, a path or a tuple (images, labels); "
@@ -114,6 +145,18 @@ def _read(
             f"TFDS folder; received name_or_path={str(path)!r}"
         )
     return _read_path(path, split, num_classes)
+
+
+def _read_own(name: str, split: str, num_classes: int | None) -> datasets.AnyDataset:
+    found = _OWN[name](split)
+    if isinstance(found, datasets.AnyDataset):
+        return found
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(
+            f"The reader of {name!r} returned no data set; expected (images, labels) or an "
+            f"ImageDataset; received {type(found).__name__}"
+        )
+    return sources.from_arrays(name, split, *found, num_classes=num_classes)
 
 
 def _data_dir(data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
@@ -158,12 +201,11 @@ def _read_named(
 
 def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
     """Returns the message for a data set that is not there."""
+    known = (*FACTS, *_OWN)
     if name in FACTS:
         what = f"data set {name!r} is not prepared, and he_keras never downloads"
     else:
-        what = (
-            f"{name!r} is neither a file or folder, a known data set {tuple(FACTS)}, nor prepared"
-        )
+        what = f"{name!r} is neither a file or folder, a known data set {known}, nor prepared"
     manual = ""
     if name == "imagenet2012":
         manual = (
@@ -172,7 +214,7 @@ def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
         )
     return (
         f"{what}; expected {data_dir / name / '<version>'}/ with dataset_info.json, features.json "
-        f"and TFRecord files; received data_dir={str(data_dir)!r}{suggestion(name, FACTS)}\n"
+        f"and TFRecord files; received data_dir={str(data_dir)!r}{suggestion(name, known)}\n"
         "Ways to get it:\n"
         f"  * on a machine with network access: tfds build {name} --data_dir={data_dir}{manual}; "
         f"then copy the folder {name} if that is another machine;\n"

@@ -15,6 +15,8 @@ import os
 
 import tensorflow as tf
 
+from he_keras.arguments import check_choice
+
 STRATEGIES = ("none", "mirrored", "multi_worker", "tpu")
 _JOBS = ("chief", "worker")
 _TF_CONFIG_FORM = (
@@ -41,10 +43,7 @@ def strategy(name: str = "none", tpu_address: str = "") -> tf.distribute.Strateg
         >>> strategy("none").num_replicas_in_sync
         1
     """
-    if name not in STRATEGIES:
-        raise ValueError(
-            f"Unknown strategy; expected one of {STRATEGIES}; received strategy={name!r}"
-        )
+    check_choice("strategy", name, STRATEGIES)
     if tpu_address and name != "tpu":
         raise ValueError(
             "A TPU's address without the strategy for it; expected strategy='tpu'; "
@@ -97,7 +96,9 @@ def describe(chosen: tf.distribute.Strategy) -> str:
     if isinstance(chosen, tf.distribute.MirroredStrategy):
         devices = ", ".join(device.rpartition("device:")[2] for device in _devices(chosen))
         alone = "; a single device trains as without a strategy" if replicas == 1 else ""
-        return f"Mirrored on {devices}{alone}"
+        # Whoever asks for this strategy most often means the GPUs.
+        missing = "" if "GPU" in devices else "; TensorFlow finds no GPU here"
+        return f"Mirrored on {devices}{alone}{missing}"
     return "One device" if replicas == 1 else f"{replicas} replicas"
 
 

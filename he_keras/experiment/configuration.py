@@ -9,6 +9,7 @@ unknown key is an error that lists the valid ones.
 import json
 import math
 import pathlib
+import sys
 
 import keras
 import numpy as np
@@ -29,6 +30,7 @@ from he_keras.evaluation.robustness import DEFAULT_ATTACKS, DEFAULT_MODE, resolv
 from he_keras.evaluation.run.attack_runs import MODES
 from he_keras.files import read_json
 from he_keras.layers import CosineHead
+from he_keras.networks.network import find
 from he_keras.objectives import Objective
 from he_keras.threat import ThreatModel
 
@@ -89,6 +91,7 @@ def default_config():
     config = ConfigDict()
     config.name = "experiment"
     config.seed = 0
+    config.imports = ()
     config.data = dict(_DATA)
     config.network = {"name": "preact-resnet-18", "input_shape": (32, 32, 3), "options": {}}
     config.head = {
@@ -136,7 +139,16 @@ def check_config(config) -> None:
     check_number("train.checkpoint_every_seconds", config.train.checkpoint_every_seconds, 0.0)
     _check_weight_averaging(config)
     _check_cycles(config)
+    _check_names(config)
+
+
+def _check_names(config) -> None:
+    """Raises an error for a part that there is not; it takes no time, and reading data may."""
     build_attacks(config)
+    build_objective(config)
+    find(config.network.name, config.network.options)
+    check_choice("head.kind", config.head.kind, HEADS)
+    check_choice("schedule.name", config.schedule.name, tuple(schedules.SCHEDULES))
 
 
 def _check_weight_averaging(config) -> None:
@@ -227,6 +239,14 @@ def read_config(run_folder):
     from ml_collections import ConfigDict
 
     stored = read_json(pathlib.Path(run_folder) / "config.json")
+    given = stored.get("imports", ())
+    modules = [pathlib.Path(name).stem if name.endswith(".py") else name for name in given]
+    missing = [name for name in modules if name not in sys.modules]
+    if missing:
+        raise ValueError(
+            f"The run has parts of its own; expected --import={','.join(given)}, or in "
+            f"Python an import of {', '.join(missing)} before; received {run_folder} alone"
+        )
     return ConfigDict(_completed(stored, default_config())).lock()
 
 
@@ -282,8 +302,7 @@ def build_objective(config, steps_per_epoch: int | None = None) -> Objective:
 def build_head(config) -> keras.layers.Layer:
     """Builds the head: "linear", "he" (scaled cosines) or "m_he" (scaled angles)."""
     head = config.head
-    if head.kind not in HEADS:
-        raise ValueError(f"Unknown head; expected one of {HEADS}; received head.kind={head.kind!r}")
+    check_choice("head.kind", head.kind, HEADS)
     if head.kind == "linear":
         bound = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
         return keras.layers.Dense(head.num_classes, kernel_initializer=bound, dtype="float32")
@@ -367,10 +386,7 @@ def _length(config, steps_per_epoch: int) -> tuple[int, int]:
 
 def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
     """Builds and compiles the model; weights are drawn from the configured seed."""
-    if config.train.dtype not in DTYPES:
-        raise ValueError(
-            f"Unknown dtype; expected one of {DTYPES}; received train.dtype={config.train.dtype!r}"
-        )
+    check_choice("train.dtype", config.train.dtype, DTYPES)
     objective = build_objective(config, steps_per_epoch)
     keras.utils.set_random_seed(config.seed)
     policy_before = keras.config.dtype_policy()

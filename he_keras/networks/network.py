@@ -9,7 +9,7 @@ each of its names.
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -177,6 +177,19 @@ def get(name: str, input_shape: ImageShape | None = None, **options: Any) -> ker
         >>> network.name, network.output_shape
         ('wide_resnet_10_1', (None, 64))
     """
+    builder = find(name, options)
+    if input_shape is not None:
+        options["input_shape"] = input_shape
+    return builder(name=name.replace("-", "_"), **options)
+
+
+def find(name: str, options: Mapping[str, Any]) -> functools.partial:
+    """Returns the builder of a network; raises as `get` does, and builds nothing.
+
+    Args:
+        name: one of `names()`, or a name with numbers in it.
+        options: further arguments of the builder.
+    """
     builder = _find(name)
     valid = set(inspect.signature(builder.func).parameters) - {"name", *builder.keywords}
     unknown = sorted(set(options) - valid)
@@ -185,9 +198,7 @@ def get(name: str, input_shape: ImageShape | None = None, **options: Any) -> ker
             f"network {name!r} has no such option; expected some of {sorted(valid)}; "
             f"received {unknown[0]}={options[unknown[0]]!r}"
         )
-    if input_shape is not None:
-        options["input_shape"] = input_shape
-    return builder(name=name.replace("-", "_"), **options)
+    return builder
 
 
 def _find(name: str) -> functools.partial:

@@ -65,10 +65,10 @@ def own_network(model, bounds=(0.0, 1.0), pixels: str = "auto") -> OwnNetwork:
         >>> layers = [keras.Input((4, 4, 1)), keras.layers.RandomFlip()]
         >>> layers += [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
         >>> own = own_network(keras.Sequential([*layers, keras.layers.Dense(3, "softmax")]))
-        >>> [layer.name for layer in own.network.layers][1:], own.head.units
-        (['flatten'], 3)
-        >>> [layer.name for layer in own.augmentation.layers][1:2]
-        ['random_flip']
+        >>> [type(layer).__name__ for layer in own.network.layers], own.head.units
+        (['InputLayer', 'Flatten'], 3)
+        >>> [type(layer).__name__ for layer in own.augmentation.layers]
+        ['Rescaling', 'RandomFlip', 'Rescaling', 'ReLU']
     """
     check_choice("pixels", pixels, PIXELS)
     parts = _parts(model)

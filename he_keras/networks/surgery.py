@@ -204,7 +204,7 @@ def linear_copy(head: keras.layers.Dense) -> keras.layers.Dense:
 def pixels_of_layers(body: keras.Model) -> str | None:
     """Returns "0..1" or "0..255" where the first layers show the pixels that they were made for.
 
-    The layers before the first trainable weight, such as Rescaling or an adapted Normalization, are
+    The layers before the first one with weights, such as Rescaling or an adapted Normalization, are
     shown a black and a white image. What they make of the difference tells the range.
 
     Example:
@@ -231,13 +231,31 @@ def _gain_before_weights(body: keras.Model) -> float | None:
         if following is None:
             return found
         operation, tensor = following
-        if getattr(operation, "trainable_weights", ()):
-            return found
+        if _has_learned(operation):
+            inside = _gain_inside(operation)
+            return inside if found is None else found * (inside or 1.0)
         try:
             found = _gain(keras.Model(body.inputs[0], tensor))
         except Exception:  # noqa: BLE001
             # Layers may be any code, of which some do not run on such images.
             return found
+
+
+def _gain_inside(operation) -> float | None:
+    """The gain of the first layers of a model inside the model."""
+    graph = graph_of(operation) if isinstance(operation, keras.Model) else None
+    return None if graph is None else _gain_before_weights(graph)
+
+
+def _has_learned(operation) -> bool:
+    """Whether a layer has weights, frozen ones too, other than the statistics of the pixels."""
+    if not isinstance(operation, keras.layers.Layer):
+        return False
+    return any(
+        layer.weights and not isinstance(layer, keras.layers.Normalization)
+        for layer in operation._flatten_layers()
+        if not any(True for _ in layer._flatten_layers(include_self=False))
+    )
 
 
 def only_consumer(body: keras.Model, tensor):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import os
+import pathlib
 import re
 import shlex
 import signal
@@ -11,7 +12,9 @@ import sys
 import threading
 import warnings
 
+from he_keras.arguments import BOLD_TYPE, suggestion, unknown_name
 from he_keras.interrupts import KeptInterrupts
+from he_keras.programs import own_parts
 
 _INTERRUPTED = "Interrupted"
 _INTERRUPTED_CODE = 130
@@ -31,7 +34,7 @@ def fail(message: str | Exception, exit_code: int = 2) -> None:
     """Prints one line and exits."""
     if was_interrupted():
         interrupted(_INTERRUPTED)
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"error: {' '.join(BOLD_TYPE.sub('', str(message)).split())}", file=sys.stderr)
     raise SystemExit(exit_code)
 
 
@@ -102,11 +105,14 @@ def parse_flags(main, argv) -> list[str]:
         _print_help(main)
         raise SystemExit(0)
     with one_line_errors():
-        argv = _with_config_paths(argv)
+        argv = _with_config_paths(own_parts.without_imports(argv))
         try:
             arguments = flags.FLAGS(argv)
+        except flags.UnrecognizedFlagError as error:
+            unknown = unknown_name("flag", f"--{error.flagname}", _flags_of(main))
+            raise ValueError(_unknown_key(argv) or str(unknown)) from error
         except (flags.Error, ValueError) as error:
-            message = _unknown_key(argv) or _without_traceback(str(error))
+            message = _unknown_key(argv) or _without_traceback(_choices(str(error)))
             raise ValueError(message) from error
         # A configuration file is a program: anything can go wrong in it.
         except Exception as error:
@@ -116,8 +122,44 @@ def parse_flags(main, argv) -> list[str]:
         flags.FLAGS.verbosity = logging.ERROR
     extra = arguments[1 + getattr(sys.modules[main.__module__], "POSITIONAL", 0) :]
     if extra:
-        fail(f"Unknown argument; expected only --flags; received {' '.join(extra)}")
+        meant = _meant(extra[0])
+        fail(f"Unknown argument; expected only --flags; received {' '.join(extra)}{meant}")
     return arguments
+
+
+def _flags_of(main) -> list[str]:
+    from absl import flags
+
+    found = flags.FLAGS.get_key_flags_for_module(main.__module__)
+    return [f"--{flag.name}" for flag in found] + [own_parts.FLAG]
+
+
+def _choices(error: str) -> str:
+    """An error of absl about a flag of few values, as ours are written."""
+    found = re.fullmatch(r"flag --(\w+)=(.*): value should be one of <(.*)>", error)
+    if not found:
+        return error
+    name, value, choices = found.groups()
+    return str(unknown_name(f"--{name}", value, choices.split("|")))
+
+
+def _meant(argument: str) -> str:
+    """The flag that an argument without one was probably meant for."""
+    from absl import flags
+
+    path = pathlib.Path(argument)
+    is_run = (path / "config.json").is_file()
+    names = ["run", "model"] if is_run else ["config"] if path.suffix == ".py" else ["model"]
+    if argument in _experiments() or not path.exists():
+        names = ["config", "data"]
+    meant = next((name for name in names if name in flags.FLAGS), None)
+    return f"; did you mean --{meant}={argument}?" if meant else ""
+
+
+def _experiments() -> tuple[str, ...]:
+    from he_keras.experiment import catalog
+
+    return tuple(catalog.FILES)
 
 
 def _print_help(main) -> None:
@@ -125,6 +167,9 @@ def _print_help(main) -> None:
 
     print(sys.modules[main.__module__].__doc__)
     print(flags.FLAGS.module_help(main.__module__))
+    print(
+        f"  {own_parts.FLAG}: Modules with parts of your own, by name or file: docs/own_parts.md."
+    )
 
 
 def _with_config_paths(argv: list[str]) -> list[str]:
@@ -161,6 +206,8 @@ def chosen_config(config, is_smoke: bool):
         raise ValueError(
             "No configuration; expected --config=FILE, or a name that --list shows; received none"
         )
+    with config.unlocked():
+        config.imports = tuple(own_parts.imported)
     return experiment.smoke_variant(config) if is_smoke else config
 
 
@@ -194,6 +241,7 @@ def _mistake(config, key: str) -> str | None:
             return f"Not a section; expected --config.{parents}=...; received {key}"
         if part not in section:
             valid = ", ".join(section)
-            return f"Unknown configuration key; expected one of {valid}; received {key}"
+            near = suggestion(part, section)
+            return f"Unknown configuration key; expected one of {valid}; received {key}{near}"
         section, parents = section[part], f"{parents}.{part}".strip(".")
     return None

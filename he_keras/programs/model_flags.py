@@ -118,7 +118,8 @@ def as_classifier(model, dataset=None) -> tuple:
 
     Args:
         model: what `load_classifier` returned.
-        dataset: clean images of it; without any, its first layers show the pixels, or it is [0, 1].
+        dataset: a data set, or two arrays of images in [0, 1] and labels. Without it, the first
+            layers show the pixels of a model, or it takes [0, 1].
     """
     import keras
 
@@ -148,6 +149,8 @@ def _some_examples(dataset):
     """Examples from everywhere in a data set, which may be sorted by class."""
     from he_keras.data import eval_pipeline
 
+    if isinstance(dataset, tuple):
+        return tuple(column[:_TRIED_EXAMPLES] for column in dataset)
     height, width, channels = dataset.image_shape
     most = max(1, min(_TRIED_EXAMPLES, _TRIED_BYTES // (4 * height * width * channels)))
     rows = np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int))

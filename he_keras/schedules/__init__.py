@@ -34,6 +34,7 @@ from he_keras.schedules.registry import (
     constant,
     get,
     parameters_of,
+    register,
     scaled,
     with_checkpoints,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "get",
     "parameters_of",
     "piecewise_constant",
+    "register",
     "scaled",
     "step_decay",
     "triangular",

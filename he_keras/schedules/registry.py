@@ -39,6 +39,20 @@ _OF_THE_RUN = ("total_steps", "steps_per_epoch")
 _LENGTHS = ("checkpoints", "num_epochs")
 
 
+def register(name: str):
+    """Makes a function or class that returns a schedule known under a name.
+
+    What it takes as `total_steps` and `steps_per_epoch` follows from the run; everything else are
+    options of a configuration.
+    """
+
+    def decorate(schedule):
+        SCHEDULES[name] = schedule
+        return schedule
+
+    return decorate
+
+
 def get(
     name: str, total_steps: int, steps_per_epoch: int, **options: Any
 ) -> LearningRateSchedule | float:

@@ -93,3 +93,10 @@ def test_a_threat_model_does_not_change():
     resized = with_radius(threat, tf.constant(0.0))
     assert resized.epsilon.numpy() == 0.0 and threat.epsilon == 8 / 255
     assert (resized.norm, resized.bounds) == (threat.norm, threat.bounds)
+
+
+def test_the_parts_of_an_attack_do_not_change_either():
+    """`get_config` would not have shown it."""
+    attack = attacks.get("apgd-ce-5", THREAT)
+    with pytest.raises(AttributeError, match="Ascent does not change"):
+        attack.ascents[0].num_steps = 50

@@ -32,9 +32,16 @@ KL_ATTACKS = {
     "trades_kl_0.031_0.007": (0.031, 0.007),
     "trades_kl_8_255_2_255": ("8/255", "2/255"),
 }
+#: Each kind of step once; the slow tests run the same steps with other sizes and counts.
+FAST_SIGN_ATTACKS = ("fgsm", "pgd20_2_255", "mim20_2_255", "pgd20_cw_2_255")
+FAST_LIVE_ATTACKS = ("fgsm-l2", "mim-l2")
 LINF = he.ThreatModel("linf", "8/255")
 
 both_heads = pytest.mark.parametrize("head", golden_models.HEADS)
+
+
+def some(names, fast):
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each not in fast)) for each in names]
 
 
 @functools.cache
@@ -73,7 +80,7 @@ def test_the_models_are_the_reference_models(head):
 
 
 @both_heads
-@pytest.mark.parametrize("attack", SIGN_ATTACKS)
+@pytest.mark.parametrize("attack", some(SIGN_ATTACKS, FAST_SIGN_ATTACKS))
 def test_sign_attacks_give_the_stored_images(head, attack):
     stored = golden_models.outputs("linf", head, attack)
     allowed = golden_models.tolerances(head, attack)
@@ -154,7 +161,7 @@ def cleverhans_settings():
 
 
 @both_heads
-@pytest.mark.parametrize("name", cleverhans_settings())
+@pytest.mark.parametrize("name", some(cleverhans_settings(), FAST_LIVE_ATTACKS))
 def test_cleverhans_gives_the_same_images(head, name):
     import importlib
 

@@ -98,10 +98,22 @@ def uninterrupted(augmentation_name, drop_remainder=False):
 
 
 # A first batch of -1 is the last one of its epoch.
-@pytest.mark.parametrize(("epoch", "first_batch"), [(0, 2), (1, -1), (2, 0)])
+PLACES = [(0, 2), (1, -1), (2, 0)]
+
+
+def resumptions():
+    """Every place with one augmentation; the others in one place, and in all in the slow tests."""
+    for name, drop_remainder in [(name, False) for name in MEMORY_AUGMENTATIONS] + [
+        ("crop-flip", True)
+    ]:
+        for place in PLACES:
+            is_slow = place != PLACES[1] and (name, drop_remainder) != ("crop-flip", False)
+            marks = [pytest.mark.slow] * is_slow
+            yield pytest.param(name, drop_remainder, *place, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("augmentation_name", "drop_remainder"),
-    [(name, False) for name in MEMORY_AUGMENTATIONS] + [("crop-flip", True)],
+    ("augmentation_name", "drop_remainder", "epoch", "first_batch"), [*resumptions()]
 )
 def test_resumed_stream_is_bit_exact(augmentation_name, drop_remainder, epoch, first_batch):
     whole = uninterrupted(augmentation_name, drop_remainder)
@@ -116,7 +128,10 @@ def test_resumed_stream_is_bit_exact(augmentation_name, drop_remainder, epoch, f
     assert_same_batches(collect(stream), expected)
 
 
-@pytest.mark.parametrize("augmentation_name", ["none", "flip", "resized-crop-flip"])
+@pytest.mark.parametrize(
+    "augmentation_name",
+    [pytest.param("none", marks=pytest.mark.slow), "flip", "resized-crop-flip"],
+)
 def test_resumed_streaming_stream_is_bit_exact(imagenet_like, augmentation_name):
     dataset = data.load("imagenet2012", "train", data_dir=imagenet_like)
     options = {"seed": 7, "augmentation": augmentation_name, "epochs": 2}
@@ -194,7 +209,7 @@ def test_keras_fit_takes_one_stream_of_all_epochs():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augmentation": "mixup"}, "unknown augmentation; expected one of .*'mixup'"),
+        ({"augmentation": "mixup"}, "Unknown augmentation; expected one of .*'mixup'"),
         ({"epochs": 0}, "Invalid epochs; expected an integer >= 1"),
         ({"epochs": 2, "initial_epoch": 2}, r"expected initial_epoch in 0..1"),
         ({"first_batch": 4}, r"first_batch in 0..3; received .*first_batch=4"),

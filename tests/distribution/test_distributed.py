@@ -27,14 +27,6 @@ from he_keras.callbacks import replica_state
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 @pytest.mark.parametrize(
     ("objective", "batch_norm", "count"),
     [

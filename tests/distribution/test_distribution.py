@@ -48,7 +48,9 @@ def test_what_keras_cannot_do_on_replicas_is_refused_before_any_work(setting):
 def test_mirrored_takes_all_devices_of_the_machine():
     chosen = distribution.strategy("mirrored")
     assert chosen.num_replicas_in_sync == 2
-    assert distribution.describe(chosen) == "Mirrored on CPU:0, CPU:1"
+    assert distribution.describe(chosen) == (
+        "Mirrored on CPU:0, CPU:1; TensorFlow finds no GPU here"
+    )
     assert (workers.count(chosen), workers.local_replicas(chosen)) == (1, 2)
 
 
@@ -59,7 +61,8 @@ def test_mirrored_on_a_single_device_says_so(monkeypatch):
     chosen = distribution.strategy("mirrored")
     assert chosen.num_replicas_in_sync == 1
     assert distribution.describe(chosen) == (
-        "Mirrored on CPU:0; a single device trains as without a strategy"
+        "Mirrored on CPU:0; a single device trains as without a strategy; "
+        "TensorFlow finds no GPU here"
     )
 
 

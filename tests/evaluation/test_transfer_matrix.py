@@ -105,12 +105,13 @@ def models():
 
 @functools.cache
 def matrix_of_three():
-    return transfer_matrix(models(), (images(), labels()), THREAT, ["pgd-6", "mim-6"], 8)
+    return transfer_matrix(models(), (images(), labels()), THREAT, ["pgd-6"], 8)[0]
 
 
 @pytest.mark.slow
 def test_the_diagonal_is_the_attack_itself():
-    for matrix in matrix_of_three():
+    given = models(), (images(), labels()), THREAT
+    for matrix in (matrix_of_three(), *transfer_matrix(*given, ["mim-6"], 8)):
         for number, model in enumerate(models().values()):
             attack = he.attacks.get(matrix.attack, THREAT, keep="last", stop_when_broken=False)
             direct = attack(model, images(), labels()).robust_accuracy
@@ -124,7 +125,7 @@ def test_the_order_of_the_models_only_permutes():
     shuffled = transfer_matrix(
         {name: models()[name] for name in names}, (images(), labels()), THREAT, ["pgd-6"], 8
     )[0]
-    first = matrix_of_three()[0]
+    first = matrix_of_three()
     order = [first.names.index(name) for name in names]
     expected = np.array(first.robust_accuracy)[np.ix_(order, order)]
     np.testing.assert_allclose(shuffled.robust_accuracy, expected)
@@ -133,10 +134,8 @@ def test_the_order_of_the_models_only_permutes():
 
 def test_batches_and_kinds_of_data_change_nothing():
     batches = tf.data.Dataset.from_tensor_slices((images(), labels())).batch(3)
-    again = transfer_matrix(models(), batches, THREAT, ["pgd-6", "mim-6"], 20)
-    assert [each.robust_accuracy for each in again] == [
-        each.robust_accuracy for each in matrix_of_three()
-    ]
+    (again,) = transfer_matrix(models(), batches, THREAT, ["pgd-6"], 20)
+    assert again.robust_accuracy == matrix_of_three().robust_accuracy
 
 
 class Recording(ProjectedGradient):

@@ -29,6 +29,7 @@ import planted_faults_evaluation
 import planted_faults_layers
 import planted_faults_objectives
 import planted_faults_searches
+import planted_faults_zoo
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _COPIED = ("he_keras", "tests", "tools", "configs")
@@ -60,6 +61,7 @@ FAULTS = [
         *planted_faults_objectives.FAULTS,
         *planted_faults_data.FAULTS,
         *planted_faults_evaluation.FAULTS,
+        *planted_faults_zoo.FAULTS,
     )
 ]
 

@@ -34,14 +34,17 @@ def build_network(regularizer=None, layer=None):
     return keras.Sequential(layers)
 
 
-def build_model(objective="pgd_at", head=None, network=None, compiled=True, **options):
+def build_model(
+    objective="pgd_at", head=None, network=None, compiled=True, evaluation_attack="pgd-2", **options
+):
     """Builds a model whose weights do not depend on what was built before.
 
     It steps eagerly, which is faster for a few small batches, unless it is compiled again.
     """
     network = build_network() if network is None else network
     head = he.CosineHead(CLASSES, scale=5.0) if head is None else head
-    model = he.HEAdversarialModel(network, head, OBJECTIVES[objective](), **options)
+    given = (network, head, OBJECTIVES[objective](), evaluation_attack)
+    model = he.HEAdversarialModel(*given, **options)
     generator = np.random.default_rng(7)
     for variable in model.trainable_variables:
         variable.assign(generator.normal(0.0, 0.5, variable.shape))
@@ -286,7 +289,7 @@ def test_evaluation_attack_can_be_chosen():
 
 def test_default_evaluation_ignores_the_scale():
     """On the margin, a large scale cannot hide the gradient as it does from the cross-entropy."""
-    attack = build_model().evaluation_attack
+    attack = build_model(evaluation_attack="default").evaluation_attack
     assert (attack.loss, attack.num_steps, attack.threat) == ("cw", 20, THREAT)
     keras.utils.set_random_seed(0)
     clean = he.HEAdversarialModel(build_network(), keras.layers.Dense(3), objectives.Standard())

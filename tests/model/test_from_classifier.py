@@ -82,6 +82,28 @@ def built(model):
     return model
 
 
+class Backbone(keras.Model):
+    """Functional inside, with arguments of its own, as KerasHub's are."""
+
+    def __init__(self, width=4, **kwargs):
+        inputs = keras.Input(SHAPE)
+        features = L.Conv2D(width, 3)(L.Rescaling(1 / 255)(inputs))
+        super().__init__(inputs, L.GlobalAveragePooling2D()(features), **kwargs)
+        self.width = width
+
+    def get_config(self):
+        return {"width": self.width, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)
+
+
+def backbone():
+    inputs = keras.Input(SHAPE)
+    return keras.Model(inputs, dense()(Backbone(5)(inputs)))
+
+
 def applications():
     build = keras.applications.MobileNetV3Small
     network = build(weights=None, input_shape=(32, 32, 3), include_top=False, pooling="avg")
@@ -96,9 +118,10 @@ def applications():
         lambda: sequential(L.Normalization(mean=[99.0, 120.0, 130.0], variance=[3600.0] * 3)),
         functional,
         lambda: built(Subclassed()),
+        backbone,
         applications,
     ],
-    ids=["rescaling", "-1 to 1", "normalization", "functional", "subclassed", "applications"],
+    ids=["1/255", "-1 to 1", "deviations", "functional", "subclassed", "backbone", "applications"],
 )
 def test_a_linear_head_keeps_the_function_on_images_in_0_to_1(build):
     classifier = build()

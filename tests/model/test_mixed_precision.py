@@ -18,14 +18,6 @@ THREAT = he.ThreatModel("linf", 0.1)
 HEADS = {"linear": lambda: keras.layers.Dense(3), "he": lambda: he.CosineHead(3, scale=5.0)}
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 def examples(count=10):
     generator = np.random.default_rng(0)
     images = generator.uniform(0.1, 0.9, (count, *SHAPE)).astype(np.float32)
@@ -37,7 +29,7 @@ def build_model(objective=None, head="he", network=None):
         layers = [keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(6, "relu")]
         network = keras.Sequential(layers)
     objective = objectives.PGDAT(THREAT, 2, random_start=False) if objective is None else objective
-    model = he.HEAdversarialModel(network, HEADS[head](), objective)
+    model = he.HEAdversarialModel(network, HEADS[head](), objective, he.attacks.get("pgd-2", THREAT))
     generator = np.random.default_rng(7)
     for variable in model.trainable_variables:
         variable.assign(generator.normal(0.0, 0.5, variable.shape))

@@ -101,7 +101,14 @@ def expected():
     return PGD(THREAT, 3)(linear, images(), labels())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: The same files, found in another way.
+FOUND_OTHERWISE = ("run folder", "a version of it", "one signature")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in FOUND_OTHERWISE)) for each in KINDS],
+)
 def test_every_kind_is_attacked_as_the_model_itself(tmp_path, kind):
     model = load_classifier(KINDS[kind](tmp_path))
     batch = tf.constant(images())

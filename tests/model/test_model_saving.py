@@ -43,10 +43,11 @@ def build_network():
     return keras.Sequential(layers)
 
 
-def build_model(objective="pgd_at", head="he", run_eagerly=True, **options):
-    model = he.HEAdversarialModel(
-        build_network(), HEADS[head](), OBJECTIVES[objective](), **options
-    )
+def build_model(
+    objective="pgd_at", head="he", run_eagerly=True, evaluation_attack="pgd-2", **options
+):
+    given = (build_network(), HEADS[head](), OBJECTIVES[objective](), evaluation_attack)
+    model = he.HEAdversarialModel(*given, **options)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     model.compile(optimizer, metrics=["sparse_top_k_categorical_accuracy"], run_eagerly=run_eagerly)
     return model

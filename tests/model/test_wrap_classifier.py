@@ -31,6 +31,10 @@ def body(*first):
     return [keras.Input(SHAPE), *layers]
 
 
+def conv():
+    return L.Conv2D(3, 3, padding="same")
+
+
 def nested():
     inner = keras.Sequential([keras.Input(SHAPE), L.Flatten(), L.Dense(CLASSES, "softmax")])
     inputs = keras.Input(SHAPE)
@@ -161,6 +165,8 @@ def test_logits_of_images_in_0_to_1_pass_unchanged():
         (lambda: [L.Normalization(mean=[0.5] * 3, variance=[0.06] * 3)], 1),
         (lambda: [L.Rescaling(2.0, offset=-1)], 1),
         (lambda: [keras.Sequential([keras.Input(SHAPE), L.Rescaling(1 / 255)])], 255),
+        (lambda: [keras.Sequential([keras.Input(SHAPE), L.Rescaling(1 / 255), conv()])], 255),
+        (lambda: [L.Rescaling(0.1), keras.Sequential([L.Rescaling(0.05), conv()])], 255),
     ],
 )
 def test_the_first_layers_show_the_pixels(first, factor):
@@ -169,6 +175,25 @@ def test_the_first_layers_show_the_pixels(first, factor):
     expected = answers_of(model, images() * factor)
     np.testing.assert_allclose(softmax(answers_of(wrapped, images())), expected, atol=1e-3)
     assert ("images in 0..1 times 255" in wrapped.conversion) == (factor == 255)
+
+
+def test_a_frozen_network_shows_no_pixels():
+    """What its convolutions make of black and white says nothing about the range."""
+    frozen = L.Conv2D(4, 3, kernel_initializer=keras.initializers.Constant(0.001))
+    frozen.trainable = False
+    layers = [keras.Input(SHAPE), frozen, L.Flatten(), L.Dense(CLASSES, "softmax")]
+    with pytest.raises(ValueError, match=r"pixels \(--pixels\)"):
+        he.wrap_classifier(keras.Sequential(layers))
+
+
+def test_images_stay_in_float32_under_a_policy_of_half_precision():
+    model = keras.Sequential([keras.Input((1,)), L.Dense(2, "softmax")])
+    model.set_weights([np.array([[1000.0, -1000.0]]), np.array([-500.0, 500.0])])
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    wrapped = he.wrap_classifier(model, pixels="0..1", verbose=False)
+    keras.config.set_dtype_policy("float32")
+    inputs = np.array([[0.5], [0.5005]], "float32")
+    np.testing.assert_allclose(np.diff(answers_of(wrapped, inputs)[:, 0]), [0.5], atol=1e-3)
 
 
 def test_an_input_of_integers_is_no_longer_rounded():
@@ -273,6 +298,11 @@ REFUSED = {
         SOFTMAX["a layer"],
         {"images": np.zeros((4, 5, 5, 3))},
         ["Images do not fit the model", "(4, 5, 5, 3)"],
+    ),
+    "fewer labels": (
+        SOFTMAX["a layer"],
+        {"images": images(), "labels": np.arange(3), "pixels": "auto"},
+        ["label for each of the 80 images", "received 3 labels"],
     ),
     "normalised images": (SOFTMAX["a layer"], {"images": -np.ones((4, *SHAPE))}, ["[-1.0, -1.0]"]),
 }

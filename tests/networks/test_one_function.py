@@ -18,13 +18,6 @@ GRADIENT_SHARE = {"float32": 1e-4, "mixed_float16": 0.02, "mixed_bfloat16": 0.15
 THREAT = he.ThreatModel("linf", 0.05)
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 def with_gradient(function, images):
     with tf.GradientTape() as tape:
         tape.watch(images)

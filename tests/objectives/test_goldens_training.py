@@ -11,14 +11,6 @@ import he_keras as he
 THREAT = he.ThreatModel("linf", golden_models.EPSILON)
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 def pgd_at():
     return he.objectives.PGDAT(THREAT)
 

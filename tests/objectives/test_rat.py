@@ -22,14 +22,6 @@ from he_keras.objectives.rat import RAT, divergence_from, row_sums, soft_labels
 STORED = {"rat_released": "released", "rat_bugfixed": "symmetric"}
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 # Stored references
 
 

@@ -14,14 +14,6 @@ THREAT = he.ThreatModel("linf", 0.1)
 NOISE = 0.3  # strong enough to see
 
 
-@pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    """Sets the policy back itself; clearing the whole Keras session, as conftest would, is slow."""
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
 def examples(count=6):
     generator = np.random.default_rng(0)
     images = generator.uniform(0.2, 0.8, (count, *SHAPE)).astype(np.float32)

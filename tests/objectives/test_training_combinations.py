@@ -36,13 +36,6 @@ OPTIONS = {
 
 
 @pytest.fixture(autouse=True)
-def single_precision_afterwards():
-    before = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(before)
-
-
-@pytest.fixture(autouse=True)
 def draws_of_the_image(monkeypatch):
     """Starts and shares that do not depend on where in which batch an image is."""
 

@@ -155,3 +155,11 @@ def test_what_is_unknown_or_contradictory_is_one_line(
 ):
     given = [each.format(files=files) for each in arguments]
     assert_one_line_error(run(program, *given, f"--output_dir={tmp_path}"), *parts)
+
+
+@pytest.mark.filterwarnings("ignore:One-hot")
+def test_analyze_takes_it(run, files, tmp_path):
+    flags = [f"--run={files / 'mine.keras'}", *flags_of(files, f"--output_dir={tmp_path}")[1:]]
+    code, out, err = run("analyze", "gradient-norms", *flags, "--split=test", "--num_examples=16")
+    assert code == 0, err
+    assert f"Model: {DONE}" in out

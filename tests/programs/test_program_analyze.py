@@ -122,7 +122,7 @@ def test_a_model_file_on_other_data_with_options(run, folder, tmp_path, monkeypa
         (["class-weights", "--run={f}"], ["No model in this folder", "{f}"]),
         (["class-weights", "--run={f}/he,{f}/he/"], ["expected no path twice"]),
         (["class-weights", "--run={f}/he/model.keras"], ["No data set; expected --data=NAME"]),
-        (["class-weights", "--runs={f}/he", "more"], ["Unknown command line flag 'runs'"]),
+        (["class-weights", "--runs={f}/he", "more"], ["Unknown flag", "did you mean '--run'?"]),
         (["class-weights", "more", "--run={f}/he"], ["Unknown argument", "received more"]),
         (
             ["gradient-norms", "--run={f}/he", "--option", "steps=2"],

@@ -180,7 +180,7 @@ def no_training(monkeypatch):
     [
         ([], ["No configuration; expected --config=FILE, or a name"]),
         (["--config=nowhere.py"], ["nowhere.py", "No such file"]),
-        ([TINY, "--colour=red"], ["Unknown command line flag 'colour'"]),
+        ([TINY, "--colour=red"], ["Unknown flag; expected one of --config", "'--colour'"]),
         ([TINY, "extra"], ["Unknown argument", "received extra"]),
         ([TINY, "--config.sede=1"], ["Unknown configuration key", "seed", "received sede"]),
         (
@@ -202,12 +202,12 @@ def no_training(monkeypatch):
         ([TINY, "--config.head.num_classes=7"], ["Class count mismatch", "num_classes=10", "=7"]),
         ([TINY, "--config.network.input_shape=(9,9,1)"], ["Image shape mismatch", "(9, 9, 1)"]),
         ([TINY, "--config.network.name=resnet-19"], ["resnet-19", "resnet-50"]),
-        ([TINY, "--config.data.augmentation=rotate"], ["unknown augmentation", "'rotate'"]),
+        ([TINY, "--config.data.augmentation=rotate"], ["Unknown augmentation", "'rotate'"]),
         ([TINY, "--config.data.validation_examples=5000"], ["validation_examples=5000"]),
         ([TINY, "--config.evaluation.attacks=('gpd-5',)"], ["Unknown attack", "pgd-K", "gpd-5"]),
         ([TINY, "--config.evaluation.validation_attack=gpd"], ["Unknown attack", "gpd"]),
         ([TINY, "--config.schedule.name=straight"], ["Unknown schedule", "straight"]),
-        ([TINY, "--config.train.dtype=half"], ["Unknown dtype", "half"]),
+        ([TINY, "--config.train.dtype=half"], ["Unknown train.dtype", "half"]),
         ([SMALL, "--config.data.data_dir={tmp}"], ["'cifar10' is not prepared", "{tmp}"]),
         ([TINY, "--config.data.name={tmp}/no.npz"], ["no.npz"]),
         ([TINY, "--config.data.name={nan}"], ["hold NaN"]),

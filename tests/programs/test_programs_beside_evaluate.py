@@ -2,6 +2,8 @@
 
 import functools
 import json
+import shutil
+import types
 
 import evaluation_program as program
 import numpy as np
@@ -45,20 +47,34 @@ def report(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-@pytest.fixture
-def evaluated(run, files, tmp_path):
-    folder = tmp_path / "whole"
-    code, out, err = run("evaluate", *base(files), f"--output_dir={folder}")
-    assert code == 0, err
+@pytest.fixture(scope="module")
+def originals(files, tmp_path_factory):
+    """What `evaluate` writes for the whole, and for two shards that are not merged."""
+    folder = tmp_path_factory.mktemp("originals")
+    silent = types.SimpleNamespace(readouterr=lambda: ("", ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("he_keras.evaluation.robustness._BLOCK_SIZE", program.BLOCK_SIZE)
+        for name, flags in (
+            ("whole", []),
+            ("shards", ["--shard=0/2"]),
+            ("shards", ["--shard=1/2"]),
+        ):
+            given = [*base(files), f"--output_dir={folder / name}", *flags]
+            assert run_here(patch, silent, "evaluate", *given)[0] == 0
     return folder
 
 
-def test_shards_and_merge(run, files, evaluated, tmp_path):
-    folder = tmp_path / "shards"
-    for shard in ("0/2", "1/2"):
-        code, out, err = run("evaluate", *base(files), f"--output_dir={folder}", f"--shard={shard}")
-        assert code == 0, err
-        assert out.splitlines()[-1].startswith(f"Shard {shard} is done; he-keras merge")
+@pytest.fixture
+def evaluated(originals, tmp_path):
+    return shutil.copytree(originals / "whole", tmp_path / "whole")
+
+
+def test_shards_and_merge(run, files, originals, evaluated, tmp_path):
+    folder = shutil.copytree(originals / "shards", tmp_path / "shards")
+    # A shard that is done is not attacked again.
+    code, out, err = run("evaluate", *base(files), f"--output_dir={folder}", "--shard=1/2")
+    assert code == 0, err
+    assert out.splitlines()[-1].startswith("Shard 1/2 is done; he-keras merge")
     assert not (folder / "report.json").exists()
     code, out, err = run("merge", *base(files), f"--output_dir={folder}")
     assert code == 0, err
@@ -261,11 +277,10 @@ def test_a_former_flag_is_the_program(flag, capsys):
     assert he_keras_cli.present_form("evaluate", others) == ("evaluate", others)
 
 
-def test_a_former_flag_runs_the_program_and_says_so(run, files, tmp_path):
+def test_a_former_flag_runs_the_program_and_says_so(run, files, originals, tmp_path):
     """`evaluate --merge`, `--verify`, `--compare` and `--transfer` still work, with one notice."""
+    shutil.copytree(originals / "shards", tmp_path / "out")
     arguments = [*base(files), f"--output_dir={tmp_path / 'out'}"]
-    for shard in ("0/2", "1/2"):
-        assert run("evaluate", *arguments, f"--shard={shard}")[0] == 0
     code, out, err = run("evaluate", *arguments, "--merge")
     assert code == 0, err
     assert err.splitlines()[0] == "note: evaluate --merge is now: he-keras merge"

@@ -10,6 +10,7 @@ import pathlib
 import types
 from collections.abc import Iterator
 
+from he_keras.arguments import unknown_name
 from he_keras.experiment.catalog.experiment_entry import ExperimentEntry
 
 FILES = (
@@ -84,6 +85,8 @@ def path_of(config: str) -> str:
     for entry in entries():
         if entry.name in (former, former.removesuffix("_none")):
             raise ValueError(f"{config} is now --config={entry.reference()}")
+    if not file.suffix:
+        raise unknown_name("configuration", name, ("FILE.py", *FILES))
     return config
 
 

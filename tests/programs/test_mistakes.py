@@ -1,0 +1,125 @@
+"""Mistakes on the command line: one line, what was allowed, and what was probably meant."""
+
+import functools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from programs import ROOT, assert_one_line_error, run_here
+
+import he_keras as he
+import he_keras_cli
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    return functools.partial(run_here, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "parts"),
+    [
+        ("evaluate", ["--atacks=fgsm"], ["Unknown flag", "--pixels", "did you mean '--attacks'?"]),
+        ("evaluate", ["--nothing=3"], ["Unknown flag; expected one of", "--attacks", "--nothing"]),
+        ("train", ["--smok"], ["Unknown flag", "did you mean '--smoke'?"]),
+        ("evaluate", ["--mode=survivor"], ["Unknown --mode", "did you mean 'survivors'?"]),
+        ("evaluate", ["--pixels=0..25"], ["expected one of auto, 0..1, 0..255", "'0..255'?"]),
+        ("evaluate", ["{files}/mine.keras"], ["did you mean --model={files}/mine.keras?"]),
+        ("evaluate", ["{files}/run"], ["did you mean --run={files}/run?"]),
+        ("export", ["{files}/mine.keras"], ["did you mean --model={files}/mine.keras?"]),
+        ("train", ["quickstart_digits"], ["did you mean --config=quickstart_digits?"]),
+        ("train", ["--config=quickstart_digit"], ["Unknown configuration", "FILE.py", "digits'?"]),
+        (
+            "train",
+            ["--config=quickstart_digits", "--config.train.epoch=3"],
+            ["Unknown configuration key", "batch_size", "did you mean 'epochs'?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart_digits", "--config.trein.epochs=3"],
+            ["Unknown configuration key", "did you mean 'train'?"],
+        ),
+        (
+            "evaluate",
+            ["--model={files}/mine.kera", "--data=digits"],
+            ["No model", "did you mean 'mine.keras'?"],
+        ),
+        (
+            "evaluate",
+            ["--model={files}/cut.keras", "--data=digits"],
+            ["Cannot load the model", "{files}/cut.keras: damaged, or of another kind: 3 bytes"],
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_meant(run, tmp_path, program, arguments, parts):
+    (tmp_path / "mine.keras").write_bytes(b"")
+    (tmp_path / "cut.keras").write_bytes(b"PK\3")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    answer = run(program, *[each.format(files=tmp_path) for each in arguments])
+    assert_one_line_error(answer, *[each.format(files=tmp_path) for each in parts])
+
+
+@pytest.mark.parametrize(
+    ("program", "meant"),
+    [
+        ("evalute", "did you mean he-keras evaluate?"),
+        ("{files}/mine.keras", "did you mean he-keras evaluate --model={files}/mine.keras?"),
+    ],
+)
+def test_an_unknown_program_is_one_line(monkeypatch, capsys, tmp_path, program, meant):
+    (tmp_path / "mine.keras").write_bytes(b"")
+    monkeypatch.setattr(sys, "argv", ["he-keras", program.format(files=tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        he_keras_cli.main()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: Unknown program; expected he-keras train|evaluate|")
+    assert line.endswith(meant.format(files=tmp_path))
+
+
+def test_errors_of_keras_come_without_bold_type(run, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("\x1b[1mShapes\x1b[0m do\n not \x1b[38;5;34mfit\x1b[0m")
+
+    monkeypatch.setattr(he.model_files, "load_classifier", fail)
+    answer = run("export", "--model=any.keras", f"--output_dir={tmp_path}")
+    assert_one_line_error(answer, "error: Shapes do not fit\n")
+
+
+def test_a_folder_that_hides_the_package_is_named(tmp_path):
+    (tmp_path / "he_keras").mkdir()
+    program = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import he_keras_cli; sys.path.pop(0); "
+        f"sys.path_hooks.clear() or sys.path_importer_cache.clear(); import types; "
+        f"hidden = types.ModuleType('he_keras'); hidden.__file__ = None; "
+        f"hidden.__path__ = [{str(tmp_path / 'he_keras')!r}]; sys.modules['he_keras'] = hidden; "
+        "sys.argv = ['he-keras', 'evaluate']; he_keras_cli.main()"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    (line,) = found.stderr.splitlines()
+    assert f"the folder {tmp_path / 'he_keras'} hides the package" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("--config.network.name=preact-resnet-81", "did you mean 'preact-resnet-18'?"),
+        ("--config.objective.name=pdg_at", "did you mean 'pgd_at'?"),
+        ("--config.schedule.name=cosin", "did you mean 'cosine'?"),
+        ("--config.head.kind=hee", "did you mean 'he'?"),
+        ("--config.evaluation.attacks=('pdg-20',)", "did you mean 'pgd-20'?"),
+    ],
+)
+def test_names_are_checked_before_data_is_read(run, tmp_path, monkeypatch, override, part):
+    def read(*args, **kwargs):
+        raise AssertionError("data was read")
+
+    monkeypatch.setattr(he.data, "load", read)
+    answer = run("train", "--config=quickstart_digits", override, f"--output_dir={tmp_path}/run")
+    assert_one_line_error(answer, part)
+    assert np.size(list(tmp_path.iterdir())) == 0

@@ -1,0 +1,96 @@
+"""docs/own_parts.md: its module and its commands, and what goes wrong with `--import`."""
+
+import functools
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+from programs import assert_one_line_error, run_here
+
+from he_keras import attacks, networks, objectives, schedules
+from he_keras.attacks import registry as attack_registry
+from he_keras.data import loading
+from he_keras.networks import network as network_registry
+from he_keras.objectives import registry as objective_registry
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "own_parts.md").read_text(encoding="utf-8")
+REGISTRIES = (
+    attack_registry._ENTRIES,
+    objective_registry._OBJECTIVES,
+    network_registry._NETWORKS,
+    schedules.SCHEDULES,
+    loading._OWN,
+)
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    return functools.partial(run_here, monkeypatch, capfd)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the files of the page; its names are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    parts, config = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_parts.py").write_text(parts)
+    (tmp_path / "my_config.py").write_text(config)
+    before = [set(each) for each in REGISTRIES]
+    yield tmp_path
+    forget(before)
+
+
+def forget(before):
+    for names, registry in zip(before, REGISTRIES, strict=True):
+        for name in set(registry) - names:
+            del registry[name]
+    sys.modules.pop("my_parts", None)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(folder, run):
+    train, evaluate = re.findall(r"^    he-keras (\w+) (.*)$", PAGE, re.MULTILINE)
+    before = [set(each) for each in REGISTRIES]
+    code, _, err = run(train[0], *train[1].split())
+    assert code == 0, err
+    config = json.loads((folder / "runs/mine/config.json").read_text())
+    assert config["imports"] == ["my_parts"]
+    # As another process would begin.
+    forget(before)
+    answer = run(evaluate[0], *evaluate[1].replace("--import=my_parts ", "").split())
+    assert_one_line_error(answer, "parts of its own", "--import=my_parts", "runs/mine")
+    # A part's class stays known to Keras; here it is registered once more.
+    code, out, err = run(evaluate[0], *evaluate[1].split())
+    assert code == 0, err
+    assert "random-corner" in out and "pgd-5" in out
+    assert json.loads((folder / "runs/mine/evaluation/report.json").read_text())["num_examples"]
+
+
+@pytest.mark.parametrize("given", ["my_parts", "my_parts.py"])
+def test_every_kind_is_known_by_its_name(folder, run, given):
+    answer = run("evaluate", f"--import={given}")
+    assert_one_line_error(answer, "No model")
+    assert "random-corner" in attacks.names()
+    assert "noise" in objectives.names() and "one-layer" in networks.names()
+    assert "halving" in schedules.SCHEDULES
+    assert len(loading.load("corners", "test")) == 200
+    # The working folder is looked at for the import only.
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "parts"),
+    [
+        ("", ["--import=my_part"], ["No such module", "--import=my_part"]),
+        ("1 / 0", ["--import=broken"], ["Cannot import broken", "ZeroDivisionError"]),
+        ("import nowhere_to_be_found", ["--import", "broken"], ["No module named 'nowhere"]),
+        ("", ["--impor=broken"], ["Unknown flag", "did you mean '--import'?"]),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(folder, run, text, arguments, parts):
+    (folder / "broken.py").write_text(text)
+    assert_one_line_error(run("evaluate", *arguments), *parts)
+    sys.modules.pop("broken", None)
