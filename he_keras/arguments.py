@@ -11,6 +11,8 @@ from collections.abc import Iterable
 _LARGEST_SEED = 2**31 - 1
 #: What switches bold type and colours on and off in a terminal.
 BOLD_TYPE = re.compile("\x1b\\[[0-9;]*m")
+#: More names than the attacks have, which have the longest list that people read.
+_MOST_LISTED = 40
 #: Characters of another library's message that an error repeats: about three lines.
 _LONGEST_REASON = 300
 
@@ -117,7 +119,7 @@ def check_choice(name: str, value, choices: Iterable[str]) -> None:
 
 
 def unknown_name(kind: str, name, known: Iterable[str]) -> ValueError:
-    """Returns the error for a name that nothing has. It lists the known names.
+    """Returns the error for a name that nothing has. It lists the known names, if they are few.
 
     Example:
         >>> from he_keras.arguments import unknown_name
@@ -125,9 +127,12 @@ def unknown_name(kind: str, name, known: Iterable[str]) -> ValueError:
         Unknown fruit; expected one of apple, plum; received 'aple'; did you mean 'apple'?
     """
     known = list(known)
+    shown = ", ".join(known)
+    if len(known) > _MOST_LISTED:
+        nearest = difflib.get_close_matches(str(name), known, n=3, cutoff=0.0)
+        shown = f"{len(known)} names, such as {', '.join(nearest)}"
     return ValueError(
-        f"Unknown {kind}; expected one of {', '.join(known)}; received {name!r}"
-        f"{suggestion(name, known)}"
+        f"Unknown {kind}; expected one of {shown}; received {name!r}{suggestion(name, known)}"
     )
 
 

@@ -10,6 +10,7 @@ from programs import ROOT, assert_one_line_error, run_here
 
 import he_keras as he
 import he_keras_cli
+from he_keras.arguments import unknown_name
 
 
 @pytest.fixture
@@ -123,3 +124,10 @@ def test_names_are_checked_before_data_is_read(run, tmp_path, monkeypatch, overr
     answer = run("train", "--config=quickstart_digits", override, f"--output_dir={tmp_path}/run")
     assert_one_line_error(answer, part)
     assert np.size(list(tmp_path.iterdir())) == 0
+
+
+def test_of_a_long_list_of_names_the_nearest_are_shown():
+    known = [f"entry-{number}" for number in range(100)]
+    text = str(unknown_name("entry", "entry-111", known))
+    assert "expected one of 100 names, such as entry-11, " in text and len(text) < 150
+    assert "expected one of a, b; received" in str(unknown_name("letter", "c", ["a", "b"]))

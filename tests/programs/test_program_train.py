@@ -43,7 +43,8 @@ def trained(tmp_path_factory):
 def test_help(run, program):
     code, out, err = run(program, "--help")
     assert (code, err) == (0, "")
-    assert "--model_dir" in out if program == "serve" else "--output" in out
+    own_flag = {"serve": "--model_dir", "zoo": "--download"}.get(program, "--output")
+    assert own_flag in out
     assert out.strip().startswith(sys.modules[f"he_keras.programs.{program}"].__doc__.strip()[:40])
 
 
