@@ -8,9 +8,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from public_checkpoints import FOLDER
+from public_checkpoints import FOLDER, golden
 
 from he_keras.zoo.checkpoint_files import read_checkpoint
+from he_keras.zoo.tensor_files import write_safetensors
 from he_keras.zoo.tensors import Storage, StoredTensor, numbers
 
 HOSTILE = sorted((FOLDER / "hostile").iterdir())
@@ -19,6 +20,7 @@ GOOD = (
     FOLDER / "at_he_wrn_10_1_legacy_cuda.pt",
     FOLDER / "jax_tiny.npy",
 )
+FORMATS = ("zip", "legacy", "jax", "safetensors")
 
 
 @pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.name)
@@ -50,13 +52,21 @@ def test_jax_structure_is_read():
     assert content["params"]["wide_res_net/~/init_conv"]["w"].shape == (3, 3, 3, 16)
 
 
-@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)
-@pytest.mark.parametrize("rounds", [40, pytest.param(700, marks=pytest.mark.slow)])
-def test_damaged_file_never_crashes_nor_takes_much_memory(path, rounds, tmp_path):
+@pytest.fixture(scope="module")
+def good_files(tmp_path_factory):
+    """One file of each format."""
+    path = tmp_path_factory.mktemp("good") / "rb_resnet18.safetensors"
+    write_safetensors(path, golden("rb_resnet18").state)
+    return dict(zip(FORMATS, (*GOOD, path), strict=True))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.slow)])
+def test_damaged_file_never_crashes_nor_takes_much_memory(kind, rounds, good_files, tmp_path):
     """Flips bytes, above all near the ends, where the structure lies, and cuts the file."""
     draw = np.random.RandomState(rounds)
-    content = path.read_bytes()
-    target = tmp_path / path.name
+    content = good_files[kind].read_bytes()
+    target = tmp_path / "damaged"
     outcomes = set()
     for _ in range(rounds):
         target.write_bytes(damaged(content, draw))
