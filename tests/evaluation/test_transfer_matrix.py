@@ -284,10 +284,11 @@ def test_the_files(tmp_path):
 
 
 def test_what_was_computed_can_be_written(tmp_path):
-    path = write_transfer(tmp_path, matrix_of_three())
+    computed = [matrix_of_three(), matrix()]
+    path = write_transfer(tmp_path, computed)
     written = json.loads(path.read_text())["matrices"]
     assert [each["robust_accuracy"] for each in written] == [
-        [list(row) for row in each.robust_accuracy] for each in matrix_of_three()
+        [list(row) for row in each.robust_accuracy] for each in computed
     ]
 
 

@@ -7,14 +7,14 @@ FAULTS = [
         "attacks/projected_gradient.py",
         "moved = threat.project(state.x_adv + step, images)",
         "moved = threat.project(state.x_adv - step, images)",
-        "tests/attacks/test_attacks_linear.py::test_pgd[inside-1-linf]",
+        "tests/attacks/test_attacks_linear.py::test_pgd[1-linf]",
     ),
     (
         "PGD projects only at the end",
         "attacks/projected_gradient.py",
         "moved = threat.project(state.x_adv + step, images)",
         "moved = state.x_adv + step",
-        "tests/attacks/test_attacks_linear.py::test_pgd[inside-6-l2]",
+        "tests/attacks/test_attacks_linear.py::test_pgd[6-l2]",
     ),
     (
         "PGD's default step too short",

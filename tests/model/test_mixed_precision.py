@@ -29,7 +29,8 @@ def build_model(objective=None, head="he", network=None):
         layers = [keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(6, "relu")]
         network = keras.Sequential(layers)
     objective = objectives.PGDAT(THREAT, 2, random_start=False) if objective is None else objective
-    model = he.HEAdversarialModel(network, HEADS[head](), objective, he.attacks.get("pgd-2", THREAT))
+    attack = he.attacks.get("pgd-2", THREAT)
+    model = he.HEAdversarialModel(network, HEADS[head](), objective, attack)
     generator = np.random.default_rng(7)
     for variable in model.trainable_variables:
         variable.assign(generator.normal(0.0, 0.5, variable.shape))

@@ -18,6 +18,10 @@ OBJECTIVES = {
     "trades": lambda: objectives.TRADES(THREAT, num_steps=2, beta=3.0),
     "free_at": lambda: objectives.FreeAT(THREAT, num_replays=2),
     "fast_at": lambda: objectives.FastAT(THREAT, initialization="zero"),
+    "mart": lambda: objectives.MART(THREAT, num_steps=2, beta=2.5, random_start=0.05),
+    "n_fgsm": lambda: objectives.NFGSM(
+        THREAT, noise_ratio=1.5, step_size="1/20", attack_training_mode=True
+    ),
 }
 HEADS = {
     "linear": lambda: keras.layers.Dense(3),
@@ -68,7 +72,14 @@ def assert_equal_weights(model, other):
 
 @pytest.mark.parametrize(
     ("objective", "head"),
-    [("pgd_at", "he"), ("trades", "m-he"), ("free_at", "he"), ("fast_at", "linear")],
+    [
+        ("pgd_at", "he"),
+        ("trades", "m-he"),
+        ("free_at", "he"),
+        ("fast_at", "linear"),
+        ("mart", "m-he"),
+        ("n_fgsm", "linear"),
+    ],
 )
 def test_training_goes_on_as_if_never_saved(objective, head, tmp_path):
     """Weights, statistics, momentum, the step that seeds depend on, and perturbations come back."""
@@ -77,6 +88,8 @@ def test_training_goes_on_as_if_never_saved(objective, head, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert isinstance(loaded, he.HEAdversarialModel)
+    assert type(loaded.objective) is type(model.objective)
+    assert loaded.objective.get_config() == model.objective.get_config()
     assert_equal_weights(loaded, model)
     assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) > 0
     noise, restored = model.objective.state_arrays(), loaded.objective.state_arrays()

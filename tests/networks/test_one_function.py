@@ -18,6 +18,10 @@ GRADIENT_SHARE = {"float32": 1e-4, "mixed_float16": 0.02, "mixed_bfloat16": 0.15
 THREAT = he.ThreatModel("linf", 0.05)
 
 
+def some(names, slow):
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each in slow)) for each in names]
+
+
 def with_gradient(function, images):
     with tf.GradientTape() as tape:
         tape.watch(images)
@@ -61,7 +65,7 @@ def assert_one_function(model, policy, compiled=False):
         assert np.abs(own - gradient).max() <= allowed, name
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some(POLICIES, ["mixed_float16"]))
 @pytest.mark.parametrize("name", model_zoo.NETWORKS)
 def test_every_path_gives_the_networks_values_and_gradients(name, policy):
     keras.config.set_dtype_policy(policy)
@@ -100,7 +104,10 @@ def test_changes_after_the_first_call_are_followed(change, policy):
         assert all(np.abs(each - plain(model)(images)).max() > 0.01 for each in before)
 
 
-@pytest.mark.parametrize("change", [each for each in CHANGES if each != "frozen"])
+@pytest.mark.parametrize(
+    "change",
+    some([each for each in CHANGES if each != "frozen"], ["other activation", "strides"]),
+)
 def test_a_compiled_attack_follows_changes_of_the_layers(change):
     model, labels = model_zoo.model_of("functional"), np.zeros(6, int)
     images = model_zoo.images().numpy()
@@ -143,7 +150,9 @@ def test_half_precision_rounds_folded_kernels_once_on_every_path():
     np.testing.assert_allclose(called, half.with_fixed_weights()(images), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["subclassed", "values", "sequential, late", "layer"])
+@pytest.mark.parametrize(
+    "name", some(["subclassed", "values", "sequential, late", "layer"], ["values", "layer"])
+)
 def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     # Some of them augment images, which `fit` refuses to attack.
     objective = he.objectives.Standard(THREAT)
@@ -155,7 +164,9 @@ def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     assert probe(model, images).agrees
 
 
-@pytest.mark.parametrize("name", ["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"])
+@pytest.mark.parametrize(
+    "name", some(["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"], ["fn-pgd-2", "cw-linf-2"])
+)
 def test_attacks_read_the_weights_once(name, monkeypatch):
     """Attacks on features used to fold the network again at each of their steps."""
     model, images = model_zoo.model_of("functional"), model_zoo.images().numpy()
@@ -188,8 +199,15 @@ class OwnCall(he.HEAdversarialModel):
         return 0.5 * (super().call(inputs, training=training) + mirrored)
 
 
-@pytest.mark.parametrize("kind", [OwnFeatures, OwnCall])
-@pytest.mark.parametrize("name", ["functional", "subclassed"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (OwnFeatures, "functional"),
+        (OwnCall, "subclassed"),
+        pytest.param(OwnFeatures, "subclassed", marks=pytest.mark.slow),
+        pytest.param(OwnCall, "functional", marks=pytest.mark.slow),
+    ],
+)
 def test_a_subclass_with_passes_of_its_own_is_attacked_as_it_predicts(kind, name):
     usual = model_zoo.model_of(name)
     model = kind(usual.network, usual.head, he.objectives.PGDAT(THREAT, num_steps=1))

@@ -8,7 +8,7 @@ import numpy_training as closed_form
 import pytest
 import tensorflow as tf
 from closed_form_objectives import HEADS, THREAT, examples
-from numpy_training import BATCH_SIZE, CLASSES, NUM_STEPS, SEED, SHAPE, STEP_SIZE
+from numpy_training import BATCH_SIZE, CLASSES, NUM_STEPS, SEED, STEP_SIZE
 from numpy_twins import as_rows, build_twins, check_fit
 from small_objectives import CallCounter, build_model, moving_statistics, train_one_step
 from small_objectives import examples as small_examples
@@ -159,24 +159,6 @@ def test_passes_and_batch_norm_statistics():
     assert counter.flags == [False] * NUM_STEPS + [True, True]
     np.testing.assert_allclose(moving_statistics(model), expected, atol=2e-6)
     assert model.objective.batch_norm_passes == ("clean", "adversarial")
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_saved_model_trains_on_as_if_never_saved(head, tmp_path):
-    x, y = examples()
-    network = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()])
-    objective = mart(beta=2.5, random_start=0.05)
-    model = he.HEAdversarialModel(network, HEADS[head][1](), objective, None)
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), run_eagerly=True)
-    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = he.load_model(tmp_path / "model.keras")
-    assert type(loaded.objective) is MART
-    assert loaded.objective.get_config() == objective.get_config()
-    for each in (model, loaded):
-        each.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    for weight, desired in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, desired)
 
 
 def test_configuration_is_plain_data_and_comes_back():
