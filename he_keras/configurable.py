@@ -51,12 +51,14 @@ class _Sealing(type):
 
     def __call__(cls, *args, **kwargs):
         built = super().__call__(*args, **kwargs)
-        vars(built)["_is_built"] = True
+        vars(built)["_settings"] = frozenset(vars(built))
         return built
 
 
 class Sealed(metaclass=_Sealing):
     """Attributes are set in `__init__`; later only those whose name begins with an underscore.
+
+    A class with `may_grow` also takes attributes that its `__init__` has not set, such as state.
 
     Example:
         >>> from he_keras.configurable import Sealed
@@ -69,9 +71,13 @@ class Sealed(metaclass=_Sealing):
 number=20; received an assignment to number
     """
 
+    may_grow = False
+
     def __setattr__(self, name: str, value) -> None:
         """Refuses to change a setting: compiled code and stored results belong to the old one."""
-        if "_is_built" in vars(self) and not name.startswith("_"):
+        settings: frozenset[str] | None = vars(self).get("_settings")
+        is_sealed = settings is not None and (name in settings or not self.may_grow)
+        if is_sealed and not name.startswith("_"):
             raise AttributeError(
                 f"{type(self).__name__} does not change after it is built; expected a new one, "
                 f"built with {name}={value!r:.60}; received an assignment to {name}"

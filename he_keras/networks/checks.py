@@ -232,9 +232,9 @@ def augmentation_layers(network) -> list[str]:
     Example:
         >>> import keras
         >>> from he_keras.networks.checks import augmentation_layers
-        >>> layers = [keras.Input((8, 8, 1)), keras.layers.RandomFlip(), keras.layers.Flatten()]
+        >>> layers = [keras.Input((8, 8, 1)), keras.layers.RandomFlip(name="flip")]
         >>> augmentation_layers(keras.Sequential(layers))
-        ['random_flip']
+        ['flip']
     """
     before_weights = True
     found = []

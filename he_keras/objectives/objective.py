@@ -89,8 +89,8 @@ class Sizes(NamedTuple):
 class Objective(Configurable, Sealed):
     """Base class of training objectives.
 
-    A subclass sets its attributes in its `__init__`. Afterwards only attributes whose names begin
-    with an underscore can be set.
+    A subclass sets its settings in its `__init__`. Afterwards they do not change: compiled code
+    would go on with the old ones. `build` and training may add state under other names.
 
     With a schedule, `fit` reports the radius of the last batch as `epsilon`. Evaluation never
     follows the schedule: `robust_accuracy` is measured at the threat model's own epsilon. PAS's
@@ -118,6 +118,7 @@ class Objective(Configurable, Sealed):
         (0.2, 0.05)
     """
 
+    may_grow = True
     #: Which training-mode passes update batch-norm statistics, in order.
     batch_norm_passes: tuple[str, ...] = ("adversarial",)
     #: Whether XLA can compile the training step.
