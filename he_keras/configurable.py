@@ -51,7 +51,7 @@ class _Sealing(type):
 
     def __call__(cls, *args, **kwargs):
         built = super().__call__(*args, **kwargs)
-        vars(built)["_settings"] = frozenset(vars(built))
+        vars(built)["_set_in_init"] = frozenset(vars(built))
         return built
 
 
@@ -75,7 +75,7 @@ number=20; received an assignment to number
 
     def __setattr__(self, name: str, value) -> None:
         """Refuses to change a setting: compiled code and stored results belong to the old one."""
-        settings: frozenset[str] | None = vars(self).get("_settings")
+        settings: frozenset[str] | None = vars(self).get("_set_in_init")
         is_sealed = settings is not None and (name in settings or not self.may_grow)
         if is_sealed and not name.startswith("_"):
             raise AttributeError(

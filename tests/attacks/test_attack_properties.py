@@ -280,7 +280,10 @@ def test_seeds(case):
         pytest.skip("draws nothing at random")
     other = case.reseeding["other"]
     moved = np.abs(other.x_adv - whole.x_adv).reshape(EXAMPLES, -1).max(axis=1) > 1e-4
-    np.testing.assert_array_equal(moved, whole.forward_passes > 1)
+    attacked = whole.forward_passes > 1
+    assert not moved[~attacked].any()
+    # Steps in l1 change few pixels, and may end at the same few from different starts.
+    assert moved[attacked].mean() > 0.8 if case.norm == "l1" else moved[attacked].all()
 
 
 @pytest.mark.parametrize("name", attacks.names())
