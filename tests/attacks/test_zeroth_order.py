@@ -294,11 +294,10 @@ def test_refuses(options, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", golden_models.HEADS)
-def test_weaker_than_spsa_of_fifty_steps(head):
-    threat, model = he.ThreatModel("linf", "8/255"), golden_models.classifier(head)
+def test_weaker_than_spsa_of_fifty_steps():
+    threat, model = he.ThreatModel("linf", "8/255"), golden_models.classifier("linear")
     problem = model, golden_models.images(), golden_models.labels()
-    clean = golden_models.arrays(f"stats_{head}")["clean_correct"]
+    clean = golden_models.arrays("stats_linear")["clean_correct"]
     zoo, spsa = ZOO(threat)(*problem), SPSA(threat, 50)(*problem)
     # Both stay below 1 + 50 * 257 and 20,000 queries; ZOO breaks something, and much less.
     assert spsa.robust_accuracy + 5 / 64 < zoo.robust_accuracy < clean.mean()

@@ -296,6 +296,8 @@ def main(arguments=None, faults: list[Fault] = FAULTS) -> int:
         return 1
     # An ended program ends its processes and removes its folder, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # A shell that runs a program in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Their imports would take a third of the time.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
