@@ -53,8 +53,10 @@ quickstart: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) $(PARALLEL) --doctest-modules tests he_keras
 
+# In two runs: the workers of a single one would need all memory of a machine with 24 GB.
 test-slow: $(STAMP)
-	$(PYTEST) $(PARALLEL) -m slow tests
+	$(PYTEST) $(PARALLEL) -m slow tests/attacks tests/cpu
+	$(PYTEST) $(PARALLEL) -m slow --ignore=tests/attacks --ignore=tests/cpu tests
 
 test-real: export TFDS_DATA_DIR := $(or $(TFDS_DATA_DIR),$(CURDIR)/.tfds)
 test-real: $(STAMP)
