@@ -67,7 +67,7 @@ def test_the_curve_of_a_linear_model_is_its_distribution_of_distances():
     expected = [1.0, *[float((distances > epsilon).mean()) for epsilon in epsilons]]
     assert [point["accuracy"] for point in curve["points"]] == pytest.approx(expected)
     assert [point["epsilon"] for point in curve["points"]] == [0.0, *epsilons]
-    assert curve["num_examples"] == 40 and "cw-linf-20" in curve["attack"]
+    assert curve["num_examples"] == 40 and curve["attack"] == "cw-linf-20 (margin)"
 
 
 @pytest.mark.parametrize(("norm", "widest"), [("linf", 1.0), ("l2", np.sqrt(12)), ("l1", 12.0)])

@@ -82,7 +82,7 @@ def measured_curve(sample: AttackedSample, attack: str | None, epsilons: Sequenc
         threat = ThreatModel(sample.threat.norm, epsilon, sample.threat.bounds)
         if attack is None:
             built = sample.ascent(threat=threat)
-            name = f"{built.name}-{sample.num_steps} (margin)"
+            name = f"{built.name} (margin)"
         else:
             built = sample.build(attack, threat)
         broken = sample.run(built)
