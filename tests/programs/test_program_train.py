@@ -1,6 +1,5 @@
 """`he-keras train` and what all programs share: every mistake ends in one line."""
 
-import functools
 import json
 import pathlib
 import signal
@@ -9,9 +8,8 @@ import time
 
 import numpy as np
 import pytest
-import tiny_config
 from absl import app
-from programs import ROOT, assert_one_line_error, run_here, run_process, save_npz
+from programs import ROOT, assert_one_line_error, run_process, save_npz
 
 import he_keras as he
 from he_keras.programs import cli
@@ -19,21 +17,6 @@ from he_keras_cli import PROGRAMS
 
 TINY = f"--config={ROOT / 'tests' / 'builders' / 'tiny_config.py'}"
 SMALL = f"--config={ROOT / 'configs' / 'cifar10_small.py'}"
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A finished run folder of one epoch."""
-    folder = tmp_path_factory.mktemp("trained")
-    config = tiny_config.get_config()
-    config.train.epochs = 1
-    he.experiment.run_training(config, folder)
-    return folder
 
 
 # Help and usage

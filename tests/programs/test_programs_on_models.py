@@ -1,31 +1,13 @@
 """`he-keras evaluate` and `he-keras export` on a run folder and on model files."""
 
-import functools
 import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_config
-from programs import assert_one_line_error, run_here, save_npz
+from programs import assert_one_line_error, save_npz
 
 import he_keras as he
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A finished run folder of one epoch."""
-    folder = tmp_path_factory.mktemp("trained")
-    config = tiny_config.get_config()
-    config.train.epochs = 1
-    he.experiment.run_training(config, folder)
-    return folder
-
 
 # evaluate
 
