@@ -1,4 +1,4 @@
-"""`python tools/corruption_pictures.py --flags` draws the pictures of docs/corruptions.md."""
+"""`python tools/corruption_pictures.py --flags`: the pictures of docs/reference/corruptions.md."""
 
 import pathlib
 import sys

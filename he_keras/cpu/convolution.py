@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from he_keras.cpu.switch import applies
 
-# The limits were measured, see docs/performance.md.
+# The limits were measured, see docs/research/performance.md.
 #: Convolutions to maps of at most this width are products.
 _PRODUCT_WIDTH = 4
 #: In half precision, gradients of kernels are products up to this width.

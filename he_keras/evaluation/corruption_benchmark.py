@@ -2,7 +2,7 @@
 
 Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations", ICLR 2019. Official numbers come from the published files. Generated images use the
-same parameters and other random numbers; `docs/corruptions.md` lists the deviations.
+same parameters and other random numbers; `docs/reference/corruptions.md` lists the deviations.
 
 Example:
     >>> import numpy as np, tensorflow as tf

@@ -1,4 +1,6 @@
-"""The papers' evaluation settings, table by table; `docs/protocols.md` compares text and code.
+"""The papers' evaluation settings, table by table.
+
+`docs/research/protocols.md` compares text and code.
 
 A protocol measures a number to compare with a printed one. It does not find out how robust a model
 is: the HE paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial

@@ -119,7 +119,7 @@ def evaluate_robustness(
 
     After an interruption, the same call goes on in `output_dir` and ends with the same verdicts. If
     all attacks use the cross-entropy at another scale than the model's, an attack on the margin is
-    added. `docs/evaluation.md` explains the arguments at length.
+    added. `docs/how-to/evaluate.md` explains the arguments at length.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.

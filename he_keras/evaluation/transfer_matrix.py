@@ -100,7 +100,7 @@ class TransferMatrix:
         return "\n".join(lines)
 
     def to_json(self) -> dict:
-        """Returns the report's "transfer" section: plain data, `docs/report.md` has its fields."""
+        """Returns the section "transfer" of `docs/reference/report.md`: plain data."""
         return {
             "attack": self.attack,
             "names": list(self.names),

@@ -6,8 +6,8 @@ he-keras analyze attack-steps --run=runs/he_1_step,runs/he_3_steps --num_example
 he-keras analyze class-weights --run=model.keras --data=cifar10
 he-keras analyze gradient-norms --run=runs/he --option num_steps=20 --option seed=1
 
-A run is a run folder, a .keras file or a SavedModel; the last two need --data. docs/analysis.md
-explains each analysis.
+A run is a run folder, a .keras file or a SavedModel; the last two need --data.
+docs/research/analysis.md explains each analysis.
 """
 
 import json

@@ -13,7 +13,8 @@ tricks: what each trick of he_keras.cpu earns of a PGD-AT step and of PGD-10, in
 profile: where the time of one training step goes, by kinds of operations.
 growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
 guard: compares ratios with the stored ones; ends with 1 if one has become worse by more than 30 %.
-cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations (docs/scaling.md).
+cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations
+(docs/how-to/devices.md).
 serving: requests that he-keras serve answers, and what the model alone computes. --model is the
 folder of an exported model's versions. It needs the program wrk.
 """

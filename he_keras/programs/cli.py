@@ -168,7 +168,8 @@ def _print_help(main) -> None:
     print(sys.modules[main.__module__].__doc__)
     print(flags.FLAGS.module_help(main.__module__))
     print(
-        f"  {own_parts.FLAG}: Modules with parts of your own, by name or file: docs/own_parts.md."
+        f"  {own_parts.FLAG}: Modules with parts of your own, by name or file: "
+        "docs/how-to/own_parts.md."
     )
 
 

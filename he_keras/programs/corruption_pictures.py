@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/corruptions.md, or with --speed prints its table of speeds.
+"""Draws the pictures of docs/reference/corruptions.md, or with --speed prints its table of speeds.
 
 Every corruption at every severity: on a CIFAR-10 test image, enlarged three times, and on a 224 x
 224 part of a photograph that comes with scikit-learn.

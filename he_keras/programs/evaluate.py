@@ -40,7 +40,9 @@ _MODE = flags.DEFINE_enum(
     "mode", None, ["survivors", "individual"], "Each attack on what is left, or on every example."
 )
 _CHECKS = flags.DEFINE_bool(
-    "checks", None, "Run the checks of docs/evaluation.md; default: yes, but not to merge shards."
+    "checks",
+    None,
+    "Run the checks of docs/reference/checks.md; default: yes, but not to merge shards.",
 )
 _PANEL = flags.DEFINE_bool(
     "panel", None, "Run the panel of a cosine head; default: where the checks run."

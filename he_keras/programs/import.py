@@ -6,7 +6,7 @@ he-keras import FILE --recipe=deepmind/wrn --options=activation=relu --output=mo
 
 --recipe is a layout or a published file; `he-keras zoo` lists them. Without FILE, the downloaded
 file is taken. Where the data set is prepared, the accuracy on the first 200 test images must be
-that of the published model. The manual is docs/zoo.md.
+that of the published model. The manual is docs/how-to/checkpoints.md.
 """
 
 import pathlib

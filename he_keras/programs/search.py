@@ -6,7 +6,7 @@ he-keras search --config=configs/cifar10_small.py --tuner=bayesian --max_trials=
     --space=scale=5:30:log --space=margin=0:0.4
 
 A trial's value is its robust accuracy on the validation split under an attack that no scale can
-fool. docs/search.md explains the tuners, and searches on several machines.
+fool. docs/how-to/search.md explains the tuners, and searches on several machines.
 """
 
 import dataclasses

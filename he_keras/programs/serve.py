@@ -4,7 +4,7 @@ he-keras serve --model_dir=serving/cifar10
 he-keras serve --model_dir=serving/cifar10 --model_dir=digits=serving/other --port=8600
 
 A folder holds versions, `<folder>/<version>/saved_model.pb`; the newest that loads is served, and
-newer ones as they appear. The manual is docs/serving.md.
+newer ones as they appear. The manual is docs/how-to/serve.md.
 """
 
 import logging

@@ -9,7 +9,8 @@ he-keras train --config=configs/cifar10_small.py --strategy=mirrored
 A configuration is a file, or the name of an experiment's file with its argument.
 
 --strategy=multi_worker runs in every worker that the environment variable TF_CONFIG lists, with one
---output_dir that all of them see. The first worker writes there. docs/scaling.md has the commands.
+--output_dir that all of them see. The first worker writes there.
+docs/how-to/devices.md has the commands.
 """
 
 import os

@@ -5,7 +5,7 @@ he-keras zoo --recipe=at_he
 he-keras zoo --download=at_he/wrn-34-20
 
 Nothing is downloaded without --download. An interrupted download goes on with the same command.
-The manual is docs/zoo.md.
+The manual is docs/how-to/checkpoints.md.
 """
 
 from absl import flags

@@ -1,6 +1,6 @@
 """A small HTTP server for SavedModels that speaks TensorFlow Serving's REST predict API.
 
-`serve` runs it, `tools/serve.py` is its command line, and `docs/serving.md` is its manual. It
+`serve` runs it, `tools/serve.py` is its command line, and `docs/how-to/serve.md` is its manual. It
 serves any SavedModel with signatures. It needs the extra `[serve]`.
 """
 

@@ -2,9 +2,9 @@
 
 Where two ways to the boundary are equally short, rounding decides which one FAB takes. The stored
 outputs are those of a float32 network on another CPU, and the code that made them does not
-give all of them again on this one (`docs/attacks.md` has the figures). So flags, losses, distances
-and pixels are compared twice, with the network in float32 and in float64. For every image that
-differs there is a proof that rounding is the reason; either
+give all of them again on this one (`docs/reference/attacks.md` has the figures). So flags, losses,
+distances and pixels are compared twice, with the network in float32 and in float64. For every
+image that differs there is a proof that rounding is the reason; either
 
 - the stored image is not that of its own probe (the same code, the network in float64), and our
   distance is the probe's; or

@@ -5,7 +5,7 @@ hopeless nor perfect under attack. Every broken model takes one of them and does
 
     python tests/builders/broken_models.py
 
-prints which checks fire on which model, as the Markdown table of docs/evaluation.md.
+prints which checks fire on which model, as the Markdown table of docs/reference/checks.md.
 """
 
 import functools

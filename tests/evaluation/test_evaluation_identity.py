@@ -112,7 +112,7 @@ def test_the_same_weights_in_another_function_are_refused(of_a_model, model, fou
 
 
 def test_a_scale_that_is_edited_in_place_is_refused(of_a_model):
-    """As docs/search.md shows it for attacks alone."""
+    """As docs/how-to/search.md shows it for attacks alone."""
     model = classifier()
     model.head.scale = 500.0
     assert refused(model, of_a_model[1]) == "head scale: 1 -> 500"

@@ -18,7 +18,7 @@ from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.checks.sample import CleanSample
 from he_keras.evaluation.checks.table import CHECKS, run_check
 
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "checks.md"
 BEFORE = [
     "finite",
     "logits",

@@ -183,7 +183,8 @@ def test_failed_checks_come_first_and_verdicts_are_words(tmp_path):
         name = item.one("h3").text
         _, when, _, figure, message = by_name[name]
         assert item.get("id") == f"check-{name}"
-        assert f"docs/evaluation.md#{name}" in item.text and f"{when} the attacks" in item.text
+        assert f"docs/reference/checks.md#{name}" in item.text
+        assert f"{when} the attacks" in item.text
         assert figure in item.text and message in item.text
 
 

@@ -217,7 +217,7 @@ def test_pictures_with_nan_do_not_stop_the_page(tmp_path):
 
 def test_the_documentation_names_every_field(tmp_path):
     root = pathlib.Path(__file__).resolve().parents[2]
-    written = (root / "docs" / "report.md").read_text(encoding="utf-8")
+    written = (root / "docs" / "reference" / "report.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([a-z_]+)`", written))
     write_sample(tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())

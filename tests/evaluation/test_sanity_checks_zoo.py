@@ -1,4 +1,4 @@
-"""Every check on every broken model, and the table of docs/evaluation.md that says so."""
+"""Every check on every broken model, and the table of docs/reference/checks.md that says so."""
 
 import functools
 import pathlib
@@ -9,7 +9,7 @@ from broken_models import HONEST, MUST_FIRE, SIGNS, SKIPPED_WITHOUT_EVALUATION, 
 
 from he_keras.evaluation.checks.table import CHECKS
 
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "checks.md"
 AFTER = tuple(row.name for row in CHECKS if row.when == "after")
 RANDOM = ("noise_layer", "stochastic_activation")
 pytestmark = pytest.mark.slow

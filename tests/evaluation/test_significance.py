@@ -235,7 +235,7 @@ def test_a_curve_without_examples_is_not_judged():
 
 
 def test_the_documentation_gives_what_64_images_resolve():
-    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs/reference/checks.md").read_text()
     table = text.partition("| kind of check, 64 images |")[2].partition("\n\n")[0]
     rows = [
         (int(needed), float(size))

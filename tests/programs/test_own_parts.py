@@ -1,4 +1,4 @@
-"""docs/own_parts.md: its module and its commands, and what goes wrong with `--import`."""
+"""docs/how-to/own_parts.md: its module and its commands, and what goes wrong with `--import`."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from he_keras.networks import network as network_registry
 from he_keras.objectives import registry as objective_registry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "own_parts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "own_parts.md").read_text(encoding="utf-8")
 REGISTRIES = (
     attack_registry._ENTRIES,
     objective_registry._OBJECTIVES,

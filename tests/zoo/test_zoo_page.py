@@ -1,4 +1,4 @@
-"""docs/zoo.md: its example runs, its tables are complete, and its hours are what they say."""
+"""docs/how-to/checkpoints.md: its example runs, its tables are complete, its hours are right."""
 
 import dataclasses
 import pathlib
@@ -9,7 +9,8 @@ from forked_programs import Program, run_script
 
 import he_keras as he
 
-PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "checkpoints.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(tmp_path):

@@ -2,7 +2,7 @@
 
 `CORRUPTIONS` are the fifteen that the benchmarks average over, `EXTRA_CORRUPTIONS` the four extra
 ones. Each has five severities, and two tables of parameters: one for images near 32 pixels a side
-and one for images near 224. `docs/corruptions.md` has pictures, sources and deviations.
+and one for images near 224. `docs/reference/corruptions.md` has pictures, sources and deviations.
 """
 
 # Importing these files is what registers the corruptions.

@@ -159,8 +159,8 @@ def corrupt(
         severity: 1 to 5.
         seed: seed of the random corruptions.
         example_ids: the number of each image, for the random draws. Defaults to 0, 1, ...
-        frost_dir: folder of frost pictures (see `docs/corruptions.md`). Without it the frost is
-            made up, and differs from that of the published benchmarks.
+        frost_dir: folder of frost pictures (see `docs/reference/corruptions.md`). Without it
+            the frost is made up, and differs from that of the published benchmarks.
 
     Returns:
         Images of the same shape and kind: uint8 for uint8, else float32 in [0, 1].

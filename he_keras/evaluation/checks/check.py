@@ -22,7 +22,7 @@ _SEVERE = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The outcome of one check; `docs/evaluation.md` has a section for each name.
+    """The outcome of one check; `docs/reference/checks.md` has a section for each name.
 
     Attributes:
         name: kebab-case, and the anchor of its section.

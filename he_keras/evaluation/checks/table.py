@@ -7,7 +7,7 @@ checks run before the attacks. Those after the attacks are cheap experiments who
 where model and attacks are sound.
 
 A check is a function of a sample, and a row of the table. To add one, write both, and a section of
-`docs/evaluation.md`.
+`docs/reference/checks.md`.
 
 The checks after the attacks cost, for each example, up to about 240 forward and backward passes and
 400 forward passes. Examples that break early cost fewer. Each of about 15 attacks takes half a
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     """One check.
 
     Attributes:
-        name: of the check, and of its section in `docs/evaluation.md`.
+        name: of the check, and of its section in `docs/reference/checks.md`.
         when: "before" or "after" the attacks.
         needs: functions of the sample that say why it cannot be decided; nothing if it can.
         function: from the sample to the outcome.

@@ -34,7 +34,8 @@ def write_html(folder) -> pathlib.Path:
     """Writes `report.html` next to the `report.json` of an evaluation.
 
     The page reads `report.json`, `per_example.npz` and, if the report has a gallery, `gallery.npz`;
-    docs/report.md describes them. It opens offline: style, script and pictures are inside.
+    docs/reference/report.md describes them. It opens offline: style, script and pictures are
+    inside.
 
     Args:
         folder: the evaluation's `output_dir`.

@@ -1,4 +1,7 @@
-"""The result of an evaluation as an object and as files; `docs/report.md` describes each field."""
+"""The result of an evaluation as an object and as files.
+
+`docs/reference/report.md` describes each field.
+"""
 
 import dataclasses
 import datetime
@@ -233,7 +236,7 @@ def _name_of(folder: pathlib.Path) -> str:
 
 
 def add_to_report(folder: pathlib.Path, **sections) -> pathlib.Path:
-    """Adds sections (of `docs/report.md`) to a written report; returns the path of the page."""
+    """Adds sections of `docs/reference/report.md` to a report; returns the path of the page."""
     path = folder / "report.json"
     for section in sections.values():
         check_belongs(folder, section)

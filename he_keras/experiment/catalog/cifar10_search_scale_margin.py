@@ -42,7 +42,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         "",
         "CIFAR-10, TRADES + HE over scale and margin: the grid of the HE paper's Table 9.",
         f"the best of the ten is s = 15, m = 0.2 with {numbers}.",
-        "ten times that of he_cifar10:trades,he; workers share it (docs/search.md).",
+        "ten times that of he_cifar10:trades,he; workers share it (docs/how-to/search.md).",
         (
             "The paper chooses by PGD-20 on raw cosines and on the test set. Here the margin",
             "decides, on the validation split: an attack on the cross-entropy would favour large",

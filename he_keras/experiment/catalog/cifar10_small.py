@@ -101,7 +101,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         time="one forward and backward pass an image, of cifar10_small's two.",
         notes=(
             "78.8 % of the first 1000 test images after 4 epochs (--config.train.epochs=4), one",
-            "seed. docs/analysis.md uses it.",
+            "seed. docs/research/analysis.md uses it.",
         ),
     )
     yield ExperimentEntry(
@@ -110,7 +110,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         "pgd_at",
         "CIFAR-10 on a CPU: PGD-AT with any number of attack steps on cifar10_small's network.",
         time="a step costs 1 + num_steps times that of standard training.",
-        notes=("No numbers are measured; docs/analysis.md shows the same comparison on digits.",),
+        notes=("No numbers are measured; docs/research/analysis.md shows the same on digits.",),
         options="--config.objective.num_steps=3 --output_dir=runs/he_k3 for another number of "
         "steps, --config.head.kind=linear for the baseline",
     )

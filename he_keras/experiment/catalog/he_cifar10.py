@@ -136,7 +136,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         f"under PGD-2 {two['no_fn']:.2f} and {two['with_fn']:.2f}",
         "one forward and backward pass an image, where PGD-AT needs eleven.",
         ('The paper says no more than "standardly trained WRN-34-10"; all else is as in Table 2.',),
-        "then he-keras analyze feature-norm-attack, see docs/analysis.md",
+        "then he-keras analyze feature-norm-attack, see docs/research/analysis.md",
     )
 
 

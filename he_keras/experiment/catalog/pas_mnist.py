@@ -7,7 +7,7 @@ Sources: the rebuttal of "On the loss landscape of adversarial training: identif
 how to overcome them" (PAS, Liu et al. 2020), its released code and README.
 Deviations: 1,000 training images are held out (`--config.data.validation_examples=0` trains on
 all). The evaluation here has one restart of each attack; `he-keras evaluate --protocol=...` of
-docs/protocols.md has the paper's.
+docs/research/protocols.md has the paper's.
 """
 
 from collections.abc import Iterator
