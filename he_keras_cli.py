@@ -15,6 +15,7 @@ PROGRAMS = {
     "evaluate": "attack a trained model and write a report",
     "merge": "make one report of the shards of an evaluation",
     "verify": "score the recorded adversarial images of an evaluation again",
+    "gate": "test a model against limits and a baseline, for CI",
     "compare": "put the reports of several evaluations on one page",
     "transfer": "attack each of several models with images crafted for the others",
     "analyze": "measure and draw a property of trained models",

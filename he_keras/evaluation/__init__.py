@@ -5,6 +5,7 @@ from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.comparison import compare
 from he_keras.evaluation.corruption_benchmark import CorruptionReport, evaluate_corruptions
+from he_keras.evaluation.gate import GateResult, run_gate
 from he_keras.evaluation.report import write_html
 from he_keras.evaluation.report.comparison_page import write_comparison_html
 from he_keras.evaluation.report.robustness_report import RobustnessReport
@@ -17,6 +18,7 @@ __all__ = [
     "AttackRow",
     "Check",
     "CorruptionReport",
+    "GateResult",
     "RobustnessReport",
     "TransferMatrix",
     "Verification",
@@ -26,6 +28,7 @@ __all__ = [
     "evaluate_robustness",
     "plot_accuracies",
     "preflight",
+    "run_gate",
     "sanity_checks",
     "transfer_matrix",
     "verify",

@@ -14,11 +14,12 @@ OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the report goes; def
 flags.adopt_module_key_flags(model_flags)
 
 
-def configuration():
-    """The run's configuration, or the default one, overridden by flags."""
+def configuration(run=None):
+    """The configuration of --run, else of a run folder, else the default one; flags override it."""
     from he_keras import experiment
 
-    config = experiment.read_config(RUN.value) if RUN.value else experiment.default_config()
+    run = RUN.value or run
+    config = experiment.read_config(run) if run else experiment.default_config()
     model_flags.override_data(config)
     with config.unlocked():
         config.evaluation.attacks = tuple(ATTACKS.value or config.evaluation.attacks)

@@ -39,8 +39,8 @@ def test_installed_command():
     answer = run_process(command, "trian")
     assert_one_line_error(
         (answer.returncode, answer.stdout, answer.stderr),
-        "Unknown program; expected he-keras train|evaluate|merge|verify|compare|transfer|analyze"
-        "|search|export|import|zoo|serve|quickstart|benchmark; received trian",
+        "Unknown program; expected he-keras train|evaluate|merge|verify|gate|compare|transfer"
+        "|analyze|search|export|import|zoo|serve|quickstart|benchmark; received trian",
     )
     answer = run_process(command, "--help")
     assert answer.returncode == 0 and answer.stdout.startswith("usage: he-keras PROGRAM --flags")

@@ -38,6 +38,7 @@ MODULES = (
 PRIVATE = (
     "he_keras.attacks.framework",
     "he_keras.evaluation.checks",
+    "he_keras.evaluation.gate",
     "he_keras.evaluation.report",
     "he_keras.evaluation.run",
     "he_keras.benchmarks",
