@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from he_keras.evaluation.comparison import WORST_CASE, compare
+from he_keras.evaluation.comparison import WORST_CASE, PairedCounts, compare
 from he_keras.evaluation.gate import ci_files
 from he_keras.evaluation.gate.baseline import CHEAP, Baseline, read_baseline
 from he_keras.evaluation.gate.verdicts import (
@@ -66,8 +66,8 @@ def run_gate(
     """Tests a model, and writes report, JUnit XML and SARIF.
 
     It goes on where an interrupted call stopped. It runs the attacks of the baseline with their
-    recorded settings, else `screen`. Each attack runs on what all before it left, because only the
-    worst case counts. `docs/gate.md` has the rules.
+    recorded settings, else `screen`, each on what all before it left: only the worst case counts.
+    `docs/how-to/gate.md` has the rules.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
@@ -76,54 +76,47 @@ def run_gate(
         output_dir: folder for the report and the files.
         min_worst_case: the worst-case accuracy on these images must be at least this.
         baseline: an earlier evaluation on the same images, or its folder.
-        max_loss: how much worst-case accuracy may be lost against the baseline; the upper end of
-            the 95 % interval of the loss must be at most this.
-        attacks: names or `Attack` objects; with a baseline the names of its attacks, which allows
-            them to cost more than `screen`.
+        max_loss: the 95 % interval of the loss against the baseline must end below this.
+        attacks: names or `Attack` objects; with a baseline its own, which may then cost more.
         batch_size: examples per compiled call.
         checks: run the checks too; one that fails closes the gate.
         show_progress: show a progress bar.
         subject: file of the model, for the files.
     """
     check_limits(min_worst_case, max_loss, baseline is not None)
-    chosen = attacks or (CHEAP,)
+    chosen, folder = attacks or (CHEAP,), pathlib.Path(output_dir)
     if baseline is not None:
-        baseline = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
-        _check_other_folder(baseline, pathlib.Path(output_dir))
-        baseline.check_fits(threat, Examples(threat, examples, batch_size))
+        baseline = _fitting(baseline, threat, Examples(threat, examples, batch_size), folder)
         chosen = baseline.attacks(attacks, batch_size)
+    options = {"checks": checks, "panel": False, "show_progress": show_progress}
     report = evaluate_robustness(
-        model,
-        examples,
-        threat,
-        chosen,
-        output_dir,
-        batch_size,
-        mode="survivors",
-        checks=checks,
-        panel=False,
-        show_progress=show_progress,
+        model, examples, threat, chosen, folder, batch_size, "survivors", **options
     )
-    folder = pathlib.Path(output_dir)
-    verdicts = []
-    if min_worst_case is not None:
-        verdicts.append(of_worst_case(report, min_worst_case))
+    verdicts = [] if min_worst_case is None else [of_worst_case(report, min_worst_case)]
     if baseline is not None and max_loss is not None:
-        pairs = compare([baseline.folder, folder]).pairs
-        pair = next(each for each in pairs if each.criterion == WORST_CASE)
-        verdicts.append(of_loss(pair, max_loss))
+        verdicts.append(of_loss(_pair(baseline, folder), max_loss))
     if checks:
         verdicts.append(of_checks(report))
     files = _write(folder, report, verdicts, subject, baseline)
     return GateResult(report, tuple(verdicts), files)
 
 
-def _check_other_folder(baseline: Baseline, folder: pathlib.Path) -> None:
+def _pair(baseline: Baseline, folder: pathlib.Path) -> PairedCounts:
+    """The worst cases of the baseline and of the evaluation, example by example."""
+    pairs = compare([baseline.folder, folder]).pairs
+    return next(pair for pair in pairs if pair.criterion == WORST_CASE)
+
+
+def _fitting(baseline, threat: ThreatModel, examples: Examples, folder: pathlib.Path) -> Baseline:
+    """Reads the baseline if need be, and checks that it can be compared with."""
+    baseline = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     if folder.resolve() == baseline.folder.resolve():
         raise ValueError(
             "The gate writes an evaluation of its own; expected an output_dir other than the "
             f"baseline's; received {folder} for both"
         )
+    baseline.check_fits(threat, examples)
+    return baseline
 
 
 def _write(
