@@ -198,8 +198,8 @@ def test_a_second_call_attacks_nothing(tmp_path, monkeypatch):
 def test_without_a_baseline_screen_runs_and_nothing_else(tmp_path, monkeypatch):
     asked = {}
 
-    def stop(model, examples, threat, attacks, folder, batch_size, mode, **options):
-        asked.update(options, attacks=attacks, mode=mode)
+    def stop(model, examples, threat, attacks, folder, batch_size, **options):
+        asked.update(options, attacks=attacks)
         raise KeyboardInterrupt
 
     monkeypatch.setitem(run_gate.__globals__, "evaluate_robustness", stop)

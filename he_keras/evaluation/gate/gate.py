@@ -1,6 +1,7 @@
 """Evaluates a model, tests it against limits and a baseline, and writes the files for CI."""
 
 import dataclasses
+import functools
 import pathlib
 
 from he_keras.evaluation.comparison import WORST_CASE, PairedCounts, compare
@@ -88,9 +89,9 @@ def run_gate(
     if baseline is not None:
         baseline = _fitting(baseline, threat, Examples(threat, examples, batch_size), folder)
         chosen = baseline.attacks(attacks, batch_size)
-    options = {"checks": checks, "panel": False, "show_progress": show_progress}
-    report = evaluate_robustness(
-        model, examples, threat, chosen, folder, batch_size, "survivors", **options
+    evaluate = functools.partial(evaluate_robustness, mode="survivors", checks=checks, panel=False)
+    report = evaluate(
+        model, examples, threat, chosen, folder, batch_size, show_progress=show_progress
     )
     verdicts = [] if min_worst_case is None else [of_worst_case(report, min_worst_case)]
     if baseline is not None and max_loss is not None:
