@@ -9,7 +9,7 @@ from he_keras.evaluation.gate import GateResult, run_gate
 from he_keras.evaluation.report import write_html
 from he_keras.evaluation.report.comparison_page import write_comparison_html
 from he_keras.evaluation.report.robustness_report import RobustnessReport
-from he_keras.evaluation.robustness import evaluate_robustness
+from he_keras.evaluation.robustness import cost_of_evaluation, evaluate_robustness
 from he_keras.evaluation.run.attack_runs import AttackRow
 from he_keras.evaluation.run.verification import Verification, verify
 from he_keras.evaluation.transfer_matrix import TransferMatrix, transfer_matrix, write_transfer
@@ -23,6 +23,7 @@ __all__ = [
     "TransferMatrix",
     "Verification",
     "compare",
+    "cost_of_evaluation",
     "epsilon_curve",
     "evaluate_corruptions",
     "evaluate_robustness",

@@ -34,12 +34,19 @@ from he_keras.evaluation.report.robustness_report import (
     write_report,
 )
 from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
+from he_keras.evaluation.run.cost import (
+    Cost,
+    CostPart,
+    Probe,
+    announcement,
+    passes_of_checks,
+    peak_memory,
+)
 from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify
 from he_keras.evaluation.run.fingerprint import for_report, settings_of
-from he_keras.evaluation.run.he_panel import panel_passes, run_panel
+from he_keras.evaluation.run.he_panel import missing_attacks, run_panel
 from he_keras.evaluation.run.identity import claim, probes_of
 from he_keras.evaluation.run.journal import FOLDER, Journal, locked
-from he_keras.evaluation.run.progress import announcement, passes_of_checks
 from he_keras.files import make_writable
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.threat import ThreatModel, bounds_of
@@ -137,17 +144,100 @@ def evaluate_robustness(
         show_progress: show a progress bar with the running robust accuracy.
         **options: for attacks given by name: `step_size`, `logit_scale`, ...
     """
+    _check_plan(mode, shard, merge, output_dir)
+    shown = {"protocol": protocol, "show_progress": show_progress}
+    given = (attacks, batch_size, mode, checks, panel, shard, merge)
+    plan = _planned(model, examples, threat, *given, **shown, **options)
+    if output_dir:
+        folder = make_writable(pathlib.Path(output_dir), "the report")
+        plan = dataclasses.replace(plan, folder=folder)
+    with locked(folder, shard) if output_dir else contextlib.nullcontext(), standing_still():
+        return _evaluate(plan)
+
+
+def cost_of_evaluation(
+    model,
+    examples,
+    threat: ThreatModel,
+    attacks=DEFAULT_ATTACKS,
+    batch_size: int = 250,
+    mode: str = DEFAULT_MODE,
+    checks: bool | None = None,
+    panel: bool | None = None,
+    shard: tuple[int, int] | None = None,
+    **options,
+) -> Cost:
+    """Returns what `evaluate_robustness` with the same arguments will cost, and writes nothing.
+
+    Short runs of the attacks on a few examples tell how fast this machine is, and how many examples
+    will hold out. They take about half a minute, or longer for a large network.
+
+    Example:
+        >>> import he_keras as he, numpy as np
+        >>> from he_keras.evaluation import cost_of_evaluation
+        >>> images = np.random.default_rng(0).uniform(size=(40, 4)).astype("float32")
+        >>> data, threat = (images, images.argmax(1)), he.ThreatModel("linf", 1e-4)
+        >>> cost = cost_of_evaluation(lambda images: images, data, threat, ["pgd-20"], checks=False)
+        >>> [(part.name, part.passes) for part in cost.parts]
+        [('clean images', 40.0), ('pgd-20', 1640.0), ('compilation', 0.0)]
+    """
+    _check_plan(mode, shard, merge=False, output_dir="none is written")
+    given = (attacks, batch_size, mode, checks, panel, shard, False)
+    plan = _planned(model, examples, threat, *given, None, False, **options)
+    beside = missing_attacks(plan.attacks, mode, threat, batch_size) if plan.runs_panel else []
+    images, labels = plan.examples.first(SAMPLE_SIZE)
+    for attack in (*plan.attacks, *beside):
+        attack.check_model(model, images, labels)
+        for part in parts(attack):
+            part.prepare(images, labels)
+    with standing_still():
+        probe = Probe(model, images, labels, [*plan.attacks, *beside], batch_size)
+    count = len(plan.examples) / (shard[1] if shard else 1)
+    lines = [CostPart("clean images", count, count * probe.seconds_per_image)]
+    left = count * probe.correct
+    for attack in plan.attacks:
+        lines.append(probe.cost_of(attack, left))
+        left = left * probe.held if mode == "survivors" else left
+    for attack in beside:
+        few = min(_PANEL_EXAMPLES, len(plan.examples)) * probe.correct
+        lines.append(probe.cost_of(attack, few, f"panel: {attack.name}"))
+    if plan.runs_checks:
+        few = min(_CHECKED_EXAMPLES, len(plan.examples)) * probe.correct
+        lines.append(probe.cost_of_checks(few))
+    compiling = probe.seconds_to_compile([*plan.attacks, *beside])
+    lines.append(CostPart("compilation", 0.0, compiling))
+    note = (
+        f"Short runs: {probe.correct:.0%} of the first images are right, {probe.held:.0%} of these "
+        "hold out. Fewer survivors cost less."
+    )
+    return Cost("the evaluation", tuple(lines), peak_memory(), (note,))
+
+
+def _planned(
+    model,
+    examples,
+    threat,
+    attacks,
+    batch_size,
+    mode,
+    checks,
+    panel,
+    shard,
+    merge,
+    protocol,
+    show_progress,
+    **options,
+) -> _Plan:
+    """Checks what can be checked before any work; the plan has no folder yet."""
     bounds_of(model, threat.bounds)
     chosen = _chosen(attacks, threat, batch_size, options)
-    _check_plan(mode, shard, merge, output_dir)
     checked = Examples(threat, examples, batch_size)
-    folder = make_writable(pathlib.Path(output_dir), "the report") if output_dir else None
     panel = _panel_argument(panel, checks, model)
     sources = _run_read_or_no(checks, merge), _run_read_or_no(panel, merge)
-    options = {"shard": shard, "merge": merge, "protocol": protocol, "show_progress": show_progress}
-    plan = _Plan(model, checked, threat, chosen, folder, mode, *sources, **options)
-    with locked(folder, shard) if folder else contextlib.nullcontext(), standing_still():
-        return _evaluate(plan)
+    shown = {"protocol": protocol, "show_progress": show_progress}
+    return _Plan(
+        model, checked, threat, chosen, None, mode, *sources, shard=shard, merge=merge, **shown
+    )
 
 
 def _evaluate(plan: _Plan) -> RobustnessReport:
@@ -193,7 +283,8 @@ def _announce(plan: _Plan, clean: Clean, journal: Journal, block_size: int) -> N
     if runs_checks:
         beside["checks"] = passes_of_checks(int(correct[:_CHECKED_EXAMPLES].sum()))
     if runs_panel:
-        for_one = panel_passes(attacks, plan.mode, plan.threat, num_classes)
+        rest = missing_attacks(attacks, plan.mode, plan.threat, plan.batch_size)
+        for_one = sum(attack.most_passes(num_classes) for attack in rest)
         beside["panel"] = int(correct[:_PANEL_EXAMPLES].sum()) * for_one
     print(announcement(asked, beside))
 

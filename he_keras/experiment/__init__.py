@@ -13,6 +13,7 @@ from he_keras.experiment.configuration import (
     smoke_variant,
     to_plain,
 )
+from he_keras.experiment.dry_run import cost_of_search, cost_of_training
 from he_keras.experiment.searching import Search, prepare_search, run_search, with_values
 from he_keras.experiment.training import (
     Interrupted,
@@ -34,6 +35,8 @@ __all__ = [
     "build_optimizer",
     "build_threat",
     "check_config",
+    "cost_of_search",
+    "cost_of_training",
     "default_config",
     "load_datasets",
     "load_split",

@@ -120,7 +120,7 @@ class Training:
             self.model: HEAdversarialModel = build_model(config, self.steps)
         _check_objective(self.model, self.has_static_shapes)
         # A wrong augmentation or batch size must fail here: one batch's pipeline is built.
-        self._stream(0, 0)
+        self.stream(0, 0)
         self.averaging = self._weight_averaging()
         workers.on_chief(self.strategy, self._prepare_folder)
         self.stateful = self._stateful_callbacks()
@@ -172,7 +172,7 @@ class Training:
 
     def _guard(self) -> callbacks.OverfittingGuard:
         settings = self.config.train
-        images, labels = next(iter(self._stream(0, 0)))
+        images, labels = next(iter(self.stream(0, 0)))
         return callbacks.OverfittingGuard(
             images,
             labels,
@@ -200,7 +200,7 @@ class Training:
             settings.start_epoch,
             settings.kind,
             settings.warm_up,
-            reestimate=self._stream(0, 0).take(count) if count else None,
+            reestimate=self.stream(0, 0).take(count) if count else None,
             perturb=self.model.objective.craft,
             apply_at_end=False,  # a resumed run calls `fit` twice
         )
@@ -238,11 +238,11 @@ class Training:
         shown = self._shown(initial_epoch * self.steps + first_batch)
         try:
             self.model.fit(
-                self._stream(initial_epoch, first_batch, epochs),
+                self.stream(initial_epoch, first_batch, epochs),
                 initial_epoch=initial_epoch,
                 epochs=epochs,
                 steps_per_epoch=steps,
-                validation_data=self._validation(),
+                validation_data=self.validation_batches(),
                 callbacks=[
                     callbacks.StopOnNaN(),
                     *self.stateful,
@@ -267,8 +267,11 @@ class Training:
         progress = callbacks.ProgressBar(epochs * self.steps, self.steps, epochs, first_step)
         return [board, progress]
 
-    def _validation(self):
-        """The validation batches; without an incomplete one if shapes must be static."""
+    def validation_batches(self):
+        """Returns the validation batches, None without any.
+
+        An incomplete batch is left out if shapes must be static.
+        """
         batch_size, validation = self.config.evaluation.batch_size, self.datasets.validation
         if validation is None or not self.has_static_shapes:
             return validation and data.eval_pipeline(validation, batch_size)
@@ -278,7 +281,8 @@ class Training:
             validation, batch_size, limit=len(validation) // batch_size * batch_size
         )
 
-    def _stream(self, initial_epoch: int, first_batch: int, epochs: int | None = None):
+    def stream(self, initial_epoch: int, first_batch: int, epochs: int | None = None):
+        """Returns the training batches from a place on, to the end of that epoch or of another."""
         return data.train_pipeline(
             self.datasets.train,
             self.config.train.batch_size,

@@ -9,8 +9,9 @@ PATH is a .keras file, a run folder or a SavedModel. --attacks=transfer:PATH att
 that were crafted for another model, --attacks=cleverhans:pgd-20 with the cleverhans library. The
 same command goes on where an interrupted one stopped. --shard=0/4 to --shard=3/4 spread it over
 four machines. The first also runs the checks and the panel. `he-keras merge` with the same flags
-then makes the report. `he-keras verify` scores the recorded images again, `compare` puts reports
-side by side, and `transfer` attacks several models with each other's images.
+then makes the report. --dry_run shows what all this will cost, and stops. `he-keras verify`
+scores the recorded images again, `compare` puts reports side by side, and `transfer` attacks
+several models with each other's images.
 """
 
 import pathlib
@@ -50,6 +51,9 @@ _PANEL = flags.DEFINE_bool(
 _CORRUPTIONS = flags.DEFINE_string(
     "corruptions", None, "generated, tfds, or the folder of published .npy files: adds them."
 )
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Print what it will cost, after short runs here, and write nothing."
+)
 _SHARD = flags.DEFINE_string("shard", None, "i/n: attack only the i-th of n parts, from 0 on.")
 flags.adopt_module_key_flags(evaluation_flags)
 
@@ -74,21 +78,14 @@ def run(merge: bool) -> None:
     cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
     if done:
         print(done)
-    report = he.evaluate_robustness(
-        model,
-        dataset,
-        threat,
-        attacks,
-        folder,
-        BATCH_SIZE.value,
-        mode=_MODE.value or mode,
-        checks=_CHECKS.value,
-        panel=_PANEL.value,
-        shard=_shard(),
-        merge=merge,
-        protocol=protocol,
-        show_progress=True,
-    )
+    asked = {"mode": _MODE.value or mode, "checks": _CHECKS.value, "panel": _PANEL.value}
+    given = (model, dataset, threat, attacks)
+    asked |= {"shard": _shard(), "batch_size": BATCH_SIZE.value}
+    if _DRY_RUN.value:
+        print(he.evaluation.cost_of_evaluation(*given, **asked).text())
+        return
+    told = {"protocol": protocol, "show_progress": True}
+    report = he.evaluate_robustness(*given, folder, merge=merge, **asked, **told)
     if remark:
         print(remark)
     if _SHARD.value:

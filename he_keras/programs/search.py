@@ -6,7 +6,8 @@ he-keras search --config=configs/cifar10_small.py --tuner=bayesian --max_trials=
     --space=scale=5:30:log --space=margin=0:0.4
 
 A trial's value is its robust accuracy on the validation split under an attack that no scale can
-fool. docs/how-to/search.md explains the tuners, and searches on several machines.
+fool. --dry_run shows what all trials will cost, and stops. docs/how-to/search.md explains the
+tuners, and searches on several machines.
 """
 
 import dataclasses
@@ -26,6 +27,9 @@ _MAX_TRIALS = flags.DEFINE_integer("max_trials", None, "Number of trials; 0 for 
 _OBJECTIVE = flags.DEFINE_string("objective", None, "margin-pgd-K, dlr-pgd-K or apgd-dlr-K.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder; default runs/<name>_search.")
 _SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data, at most two trials: does it run?")
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Train a few batches, print what all trials will cost, and write nothing."
+)
 _LIST = flags.DEFINE_bool(
     "list", False, "Show every search with its numbers, or all about --config."
 )
@@ -43,6 +47,9 @@ def main(_argv) -> None:
     with cli.one_line_errors():
         config = cli.chosen_config(_CONFIG.value, _SMOKE.value)
         settings = _settings()
+        if _DRY_RUN.value:
+            print(experiment.cost_of_search(config, settings).text())
+            return
         folder = _OUTPUT_DIR.value or f"runs/{config.name}_search"
         search = experiment.prepare_search(config, settings, folder, announce=_print)
     if search.is_complete:

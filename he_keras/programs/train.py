@@ -5,6 +5,7 @@ he-keras train --list --config=he_cifar10:trades,m_he      (shows all about this
 he-keras train --config=he_cifar10:trades,m_he
 he-keras train --config=configs/cifar10_small.py --config.head.kind=linear
 he-keras train --config=configs/cifar10_small.py --strategy=mirrored
+he-keras train --config=configs/cifar10_small.py --dry_run (shows what it will cost, and stops)
 
 A configuration is a file, or the name of an experiment's file with its argument.
 
@@ -24,6 +25,9 @@ from he_keras.programs import cli
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Run folder; default runs/<name>.")
 _SMOKE = flags.DEFINE_bool("smoke", False, "Synthetic data and two batches: checks that it runs.")
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Train a few batches, print what all will cost, and write nothing."
+)
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
     "none",
@@ -50,6 +54,9 @@ def main(_argv) -> None:
     with cli.one_line_errors():
         config = cli.chosen_config(_CONFIG.value, _SMOKE.value)
         strategy = _strategy()
+        if _DRY_RUN.value:
+            print(experiment.cost_of_training(config, strategy).text())
+            return
     try:
         with cli.one_line_errors():
             folder = _OUTPUT_DIR.value or f"runs/{config.name}"

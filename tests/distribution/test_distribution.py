@@ -225,17 +225,17 @@ def test_shapes_are_static_for_a_tpu(tmp_path, monkeypatch):
     with_static_shapes(monkeypatch)
     training = prepare_training(tiny_config.get_config(), tmp_path)
     assert training.steps == 3
-    shapes = {tuple(images.shape) for images, _ in training._stream(0, 0)}
-    shapes |= {tuple(images.shape) for images, _ in training._validation()}
+    shapes = {tuple(images.shape) for images, _ in training.stream(0, 0)}
+    shapes |= {tuple(images.shape) for images, _ in training.validation_batches()}
     assert shapes == {(16, 8, 8, 1)}
-    assert training._stream(0, 0).element_spec[0].shape[0] == 16
+    assert training.stream(0, 0).element_spec[0].shape[0] == 16
 
 
 def test_validation_of_less_than_a_batch_is_one_batch_on_a_tpu(tmp_path, monkeypatch):
     with_static_shapes(monkeypatch)
     config = tiny_config.get_config()
     config.evaluation.batch_size = 250
-    batches = list(prepare_training(config, tmp_path)._validation())
+    batches = list(prepare_training(config, tmp_path).validation_batches())
     assert [tuple(images.shape) for images, _ in batches] == [(20, 8, 8, 1)]
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras.evaluation import epsilon_curve, preflight, sanity_checks
-from he_keras.evaluation.run import progress
+from he_keras.evaluation.run import cost
 
 THREAT = he.ThreatModel("linf", 0.01)
 NUM_IMAGES = 16
@@ -94,5 +94,5 @@ def test_the_checks_cost_what_is_said():
     sanity_checks(model, images, labels, THREAT, curve=curve)
     after = (model.passes - before) / NUM_IMAGES
     # The preflight looks at up to 128 images, here at 16.
-    assert before <= progress._BEFORE
-    assert 0.6 * progress._AFTER < after <= progress._AFTER
+    assert before <= cost._BEFORE
+    assert 0.6 * cost._AFTER < after <= cost._AFTER

@@ -341,7 +341,7 @@ class Attack(Configurable, Sealed):
 
     def _attack_batch(self, victim: Victim, images, goal: Goal, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
-        victim = victim.with_fixed_weights()
+        victim = victim.with_fixed_weights().counted()
         clean = goal.score(victim.logits(images))
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken or self.minimum_norm:

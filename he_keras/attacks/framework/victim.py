@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import cpu
+from he_keras.attacks.framework.pass_counter import COUNTER
 from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
@@ -75,6 +76,16 @@ class Victim:
         self._factor = self.scale / head_scale
         self._body: keras.Model | None = None
         self._fixed: Any = None
+        self._is_counted = False
+
+    def counted(self) -> "Victim":
+        """Returns a victim whose passes are counted, see `pass_counter`."""
+        counted = copy.copy(self)
+        counted._is_counted = True
+        return counted
+
+    def _watched(self, outputs):
+        return COUNTER.watched(outputs) if self._is_counted else outputs
 
     def with_fixed_weights(self) -> "Victim":
         """Returns a victim that reads the model's variables once, now, where the model can do that.
@@ -104,7 +115,7 @@ class Victim:
 
     def logits(self, images):
         """Returns the logits that the attack works on, in float32 or better."""
-        return self.scaled(self._faster(self._raw_logits)(images))
+        return self.scaled(self._watched(self._faster(self._raw_logits)(images)))
 
     def plain_logits(self, images):
         """Returns what Keras itself answers: `head(network(images, training=False))`, unscaled."""
@@ -133,7 +144,7 @@ class Victim:
                 "The head's input is not a feature vector; expected a tensor of shape (n, "
                 f"features): add global pooling or Flatten; received {features!r:.100}"
             )
-        return at_least_float32(features)
+        return at_least_float32(self._watched(features))
 
     def _raw_features(self, images):
         if self._fixed is not None:

@@ -53,9 +53,14 @@ class Examples:
             for images, labels in self._source.as_numpy_iterator():
                 yield check_examples(self.threat, images, labels)
             return
-        count = len(self._source if isinstance(self._source, ImageDataset) else self._source[1])
-        for first in range(0, count, self.batch_size):
-            yield self._rows(np.arange(first, min(first + self.batch_size, count)))
+        for first in range(0, len(self), self.batch_size):
+            yield self._rows(np.arange(first, min(first + self.batch_size, len(self))))
+
+    def __len__(self) -> int:
+        """Number of examples; a `tf.data.Dataset` that does not know it is read for that."""
+        if not isinstance(self._source, tf.data.Dataset):
+            return len(self._source if isinstance(self._source, ImageDataset) else self._source[1])
+        return sum(len(labels) for _, labels in self._source.as_numpy_iterator())
 
     def _rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._source, ImageDataset):

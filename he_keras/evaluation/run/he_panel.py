@@ -36,18 +36,19 @@ def panel_attacks(threat: ThreatModel, batch_size: int) -> list[Attack]:
     ]
 
 
-def panel_passes(attacks, mode: str, threat: ThreatModel, num_classes: int) -> int:
-    """Returns the passes of one image that the panel adds to those of an evaluation.
+def missing_attacks(
+    attacks: list[Attack], mode: str, threat: ThreatModel, batch_size: int
+) -> list[Attack]:
+    """Returns the attacks that the panel adds to those of an evaluation.
 
     Args:
         attacks: the attacks of the evaluation.
         mode: its mode; "individual" attacks have run on every example, so the panel reuses them.
         threat: the threat model.
-        num_classes: the model's number of classes.
+        batch_size: examples per compiled call.
     """
-    done = [_settings(attack) for attack in attacks if mode == "individual"]
-    rest = [attack for attack in panel_attacks(threat, 1) if _settings(attack) not in done]
-    return sum(attack.most_passes(num_classes) for attack in rest)
+    done = [attack.get_config() for attack in attacks if mode == "individual"]
+    return [each for each in panel_attacks(threat, batch_size) if each.get_config() not in done]
 
 
 def run_panel(whole: AttackRuns, clean: Clean, images, labels, folder, show_progress: bool) -> dict:
@@ -90,7 +91,3 @@ def _has_run(whole: AttackRuns, attack: Attack, num_examples: int) -> bool:
     configs = [each.get_config() for each in whole.attacks]
     is_individual = whole.mode == "individual" and attack.get_config() in configs
     return is_individual and bool(whole.done[:num_examples].all())
-
-
-def _settings(attack: Attack) -> dict:
-    return {**attack.get_config(), "batch_size": None}

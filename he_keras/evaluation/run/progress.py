@@ -1,4 +1,4 @@
-"""What an evaluation is about to cost, and how far it has come; costs are passes of one image."""
+"""How far an evaluation has come."""
 
 import threading
 from collections.abc import Sequence
@@ -7,36 +7,7 @@ import numpy as np
 
 from he_keras.attacks import Attack
 
-#: Passes of the checks before the attacks, on all images together, and of those after the attacks,
-#: for each image, the curve over epsilon included. A test counts them.
-_BEFORE = 2000
-_AFTER = 1300
 _TICK_SECONDS = 1.0
-
-
-def passes_of_checks(num_correct: int) -> int:
-    """Returns at most how many passes the checks take if so many of their images are correct."""
-    return _BEFORE + _AFTER * num_correct
-
-
-def announcement(asked: int, beside: dict[str, int]) -> str:
-    """Returns what the console says of the cost before the first attack.
-
-    Args:
-        asked: passes of the attacks that were asked for.
-        beside: passes of the checks and of the panel, by the name of their flag.
-
-    Example:
-        >>> announcement(300, {"checks": 100}).partition("; ")[2]
-        '100 for the checks (25% of all; --nochecks leaves them out)'
-    """
-    total = asked + sum(beside.values())
-    shares = [
-        f"{passes:,} for the {name} ({passes / total:.0%} of all; --no{name} leaves them out)"
-        for name, passes in beside.items()
-        if passes
-    ]
-    return "; ".join([f"Passes, at most: {asked:,} for the attacks asked for", *shares])
 
 
 class Progress:
