@@ -144,10 +144,12 @@ def evaluate_robustness(
         show_progress: show a progress bar with the running robust accuracy.
         **options: for attacks given by name: `step_size`, `logit_scale`, ...
     """
+    bounds_of(model, threat.bounds)
     _check_plan(mode, shard, merge, output_dir)
-    shown = {"protocol": protocol, "show_progress": show_progress}
-    given = (attacks, batch_size, mode, checks, panel, shard, merge)
-    plan = _planned(model, examples, threat, *given, **shown, **options)
+    chosen = _chosen(attacks, threat, batch_size, options)
+    asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": merge}
+    asked |= {"protocol": protocol, "show_progress": show_progress}
+    plan = _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
     if output_dir:
         folder = make_writable(pathlib.Path(output_dir), "the report")
         plan = dataclasses.replace(plan, folder=folder)
@@ -181,23 +183,32 @@ def cost_of_evaluation(
         >>> [(part.name, part.passes) for part in cost.parts]
         [('clean images', 40.0), ('pgd-20', 1640.0), ('compilation', 0.0)]
     """
+    bounds_of(model, threat.bounds)
     _check_plan(mode, shard, merge=False, output_dir="none is written")
-    given = (attacks, batch_size, mode, checks, panel, shard, False)
-    plan = _planned(model, examples, threat, *given, None, False, **options)
-    beside = missing_attacks(plan.attacks, mode, threat, batch_size) if plan.runs_panel else []
+    chosen = _chosen(attacks, threat, batch_size, options)
+    asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": False}
+    asked |= {"protocol": None, "show_progress": False}
+    return _expected_cost(
+        _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
+    )
+
+
+def _expected_cost(plan: _Plan) -> Cost:
+    facts = (plan.attacks, plan.mode, plan.threat, plan.batch_size)
+    beside = missing_attacks(*facts) if plan.runs_panel else []
     images, labels = plan.examples.first(SAMPLE_SIZE)
     for attack in (*plan.attacks, *beside):
-        attack.check_model(model, images, labels)
+        attack.check_model(plan.model, images, labels)
         for part in parts(attack):
             part.prepare(images, labels)
     with standing_still():
-        probe = Probe(model, images, labels, [*plan.attacks, *beside], batch_size)
-    count = len(plan.examples) / (shard[1] if shard else 1)
+        probe = Probe(plan.model, images, labels, [*plan.attacks, *beside], plan.batch_size)
+    count = len(plan.examples) / (plan.shard[1] if plan.shard else 1)
     lines = [CostPart("clean images", count, count * probe.seconds_per_image)]
     left = count * probe.correct
     for attack in plan.attacks:
         lines.append(probe.cost_of(attack, left))
-        left = left * probe.held if mode == "survivors" else left
+        left = left * probe.held if plan.mode == "survivors" else left
     for attack in beside:
         few = min(_PANEL_EXAMPLES, len(plan.examples)) * probe.correct
         lines.append(probe.cost_of(attack, few, f"panel: {attack.name}"))
@@ -213,31 +224,14 @@ def cost_of_evaluation(
     return Cost("the evaluation", tuple(lines), peak_memory(), (note,))
 
 
-def _planned(
-    model,
-    examples,
-    threat,
-    attacks,
-    batch_size,
-    mode,
-    checks,
-    panel,
-    shard,
-    merge,
-    protocol,
-    show_progress,
-    **options,
-) -> _Plan:
-    """Checks what can be checked before any work; the plan has no folder yet."""
-    bounds_of(model, threat.bounds)
-    chosen = _chosen(attacks, threat, batch_size, options)
-    checked = Examples(threat, examples, batch_size)
-    panel = _panel_argument(panel, checks, model)
-    sources = _run_read_or_no(checks, merge), _run_read_or_no(panel, merge)
-    shown = {"protocol": protocol, "show_progress": show_progress}
-    return _Plan(
-        model, checked, threat, chosen, None, mode, *sources, shard=shard, merge=merge, **shown
-    )
+def _planned(model, examples: Examples, attacks: list[Attack], mode: str, asked: dict) -> _Plan:
+    """Returns the plan of an evaluation, which has no folder yet."""
+    panel = _panel_argument(asked["panel"], asked["checks"], model)
+    sources = {
+        "checks": _run_read_or_no(asked["checks"], asked["merge"]),
+        "panel": _run_read_or_no(panel, asked["merge"]),
+    }
+    return _Plan(model, examples, examples.threat, attacks, None, mode, **{**asked, **sources})
 
 
 def _evaluate(plan: _Plan) -> RobustnessReport:

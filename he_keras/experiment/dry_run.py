@@ -82,13 +82,14 @@ def _cost_of(training: Training) -> Cost:
     passes = images * passes_per_image(training.config, steps)
     lines = [CostPart(f"{epochs} x {steps} batches", passes, epochs * steps * trained.usual)]
     compiling = trained.first - trained.usual
-    validation = training.validation_batches()
-    if validation is not None:
+    held_out = training.datasets.validation
+    if held_out is not None:
+        validation = training.validation_batches()
         tested = _BatchTimes()
         # The first time compiles, also where there is one batch only.
         for _ in range(2):
             model.evaluate(validation, steps=1, callbacks=[tested], verbose=0)
-        count, attack = len(training.datasets.validation), model.evaluation_attack
+        count, attack = len(held_out), model.evaluation_attack
         each = 2 + (attack.most_passes(training.config.head.num_classes) if attack else 0)
         seconds = epochs * len(validation) * tested.usual
         lines.append(CostPart(f"{epochs} validations", epochs * count * each, seconds))

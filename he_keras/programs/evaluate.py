@@ -15,6 +15,7 @@ several models with each other's images.
 """
 
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -78,13 +79,17 @@ def run(merge: bool) -> None:
     cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
     if done:
         print(done)
-    asked = {"mode": _MODE.value or mode, "checks": _CHECKS.value, "panel": _PANEL.value}
+    asked: dict[str, Any] = {
+        "mode": _MODE.value or mode,
+        "checks": _CHECKS.value,
+        "panel": _PANEL.value,
+    }
     given = (model, dataset, threat, attacks)
     asked |= {"shard": _shard(), "batch_size": BATCH_SIZE.value}
     if _DRY_RUN.value:
         print(he.evaluation.cost_of_evaluation(*given, **asked).text())
         return
-    told = {"protocol": protocol, "show_progress": True}
+    told: dict[str, Any] = {"protocol": protocol, "show_progress": True}
     report = he.evaluate_robustness(*given, folder, merge=merge, **asked, **told)
     if remark:
         print(remark)

@@ -224,7 +224,7 @@ class Probe:
             left = num_correct * self.held
         return CostPart(name or attack.name, passes, seconds)
 
-    def cost_of_checks(self, num_correct: int) -> CostPart:
+    def cost_of_checks(self, num_correct: float) -> CostPart:
         """Returns the expected cost of the checks; a gradient attack is most of it."""
         passes = passes_of_checks(round(num_correct))
         rates = [*self._rates.values()] or [_Rate(0.0, self.seconds_per_image)]
