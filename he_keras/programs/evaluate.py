@@ -84,13 +84,13 @@ def run(merge: bool) -> None:
         "checks": _CHECKS.value,
         "panel": _PANEL.value,
     }
-    given = (model, dataset, threat, attacks)
+    asked |= {"examples": dataset, "threat": threat, "attacks": attacks}
     asked |= {"shard": _shard(), "batch_size": BATCH_SIZE.value}
     if _DRY_RUN.value:
-        print(he.evaluation.cost_of_evaluation(*given, **asked).text())
+        print(he.evaluation.cost_of_evaluation(model, **asked).text())
         return
     told: dict[str, Any] = {"protocol": protocol, "show_progress": True}
-    report = he.evaluate_robustness(*given, folder, merge=merge, **asked, **told)
+    report = he.evaluate_robustness(model, output_dir=folder, merge=merge, **asked, **told)
     if remark:
         print(remark)
     if _SHARD.value:
