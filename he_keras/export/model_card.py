@@ -13,6 +13,7 @@ from he_keras.evaluation.run.differences import shown
 from he_keras.evaluation.run.fingerprint import weights_digest
 from he_keras.evaluation.run.identity import function_differences, has_answers
 from he_keras.export.calibration import Calibration
+from he_keras.export.declarations import adversary, article_15
 from he_keras.export.float32_copy import compute_dtypes
 from he_keras.export.served_classifier import ServedClassifier
 from he_keras.layers.cosine_head import CosineHead
@@ -92,6 +93,7 @@ def model_card(
         conversions: what `convert_and_score` returned, if there are conversions.
     """
     config = provenance.config or {}
+    evaluation = evaluation_entry(provenance, served.model)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,
@@ -107,7 +109,9 @@ def model_card(
         },
         "data": config.get("data"),
         "threat": _threat(served.model, config),
-        "evaluation": evaluation_entry(provenance, served.model),
+        "evaluation": evaluation,
+        "nist_ai_100_2": adversary(evaluation, served.model),
+        "eu_ai_act_article_15": article_15(evaluation, served.model, provenance.report),
         "conversions": conversions,
         "settings": provenance.config,
         "intended_use": _INTENDED_USE,

@@ -16,6 +16,7 @@ from he_keras.evaluation.run.fingerprint import model_facts, weights_digest
 from he_keras.export import Calibration, Provenance, calibrate
 from he_keras.export.calibration import expected_calibration_error, fit_temperature
 from he_keras.export.card_page import card_page
+from he_keras.export.declarations import adversary, article_15
 from he_keras.export.model_card import evaluation_entry
 from he_keras.export.warm_up import FILE_NAME, write_warm_up
 
@@ -196,6 +197,9 @@ def test_page_says_what_the_card_says(exported, card):
         "temperature 0.5, fitted on 90 images (insects, split validation)",
         "| expected calibration error | 0.3000 | 0.0500 |",
         "5: ant, bee, cat, dog, eel",
+        "| knowledge: white-box | pgd-20, cw-linf-20 |",
+        "| mitigation | adversarial training (PGDAT), perturbations of linf norm up to 0.05",
+        "| 15(4) robustness to errors and faults | not recorded |",
         "## Intended use",
         "## Limits",
         '"tensorflow"',
@@ -205,6 +209,67 @@ def test_page_says_what_the_card_says(exported, card):
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(cells) == 1, table
+
+
+def test_the_adversary_is_named_in_the_terms_of_nist(card):
+    found = card["nist_ai_100_2"]
+    assert (found["attack"], found["objective"]) == ("evasion", "integrity violation")
+    assert found["knowledge"]["white_box"] == ["pgd-20", "cw-linf-20"]
+    assert found["knowledge"]["black_box"] == found["knowledge"]["unknown"] == []
+    # What was attacked, not what the run was trained for.
+    assert found["capability"]["perturbation"] == card["evaluation"]["threat"]
+    mitigation = {"kind": "adversarial training", "objective": "PGDAT", "threat": card["threat"]}
+    assert found["mitigation"] == mitigation
+
+
+def test_training_on_clean_images_is_no_mitigation(card):
+    trained = hypersphere_model()
+    assert adversary({"status": "none"}, trained)["mitigation"] is not None
+    standard = he.objectives.Standard(he.ThreatModel("linf", 0.05))
+    clean = he.HEAdversarialModel(trained.network, trained.head, standard)
+    assert adversary({"status": "none"}, clean)["mitigation"] is None
+    page = card_page({**card, "model": {**card["model"], "objective": "Standard"}})
+    assert "Trained on clean images only." in page and "Trained against" not in page
+
+
+def test_attacks_are_told_apart_by_what_they_know():
+    names = ["autoattack", "rays-5", "transfer:other.keras", "mine"]
+    evaluation = {
+        "status": "measured",
+        "threat": {"norm": "linf", "epsilon": 0.1, "bounds": [0.0, 1.0]},
+        "attacks": [{"name": name} for name in names],
+    }
+    found = adversary(evaluation, None)
+    assert found["mitigation"] is None
+    assert found["knowledge"]["black_box"] == [
+        "autoattack: square",
+        "rays-5",
+        "transfer:other.keras",
+    ]
+    assert len(found["knowledge"]["white_box"]) == 3
+    assert found["knowledge"]["unknown"] == ["mine"]
+
+
+def test_article_15_repeats_the_figures_and_claims_nothing(card):
+    found = card["eu_ai_act_article_15"]
+    assert found["evidence"]["status"] == card["evaluation"]["status"]
+    assert (found["accuracy"]["value"], found["accuracy"]["interval"]) == (0.7, [0.6, 0.8])
+    tested = found["cybersecurity"]["adversarial_examples"]["tested"]
+    assert (tested["value"], tested["interval"], tested["num_examples"]) == (0.4, [0.3, 0.5], 90)
+    assert (
+        found["robustness_to_errors"] is None and found["cybersecurity"]["data_poisoning"] is None
+    )
+    section = {"mean_corruption_accuracy": 0.6, "num_images": 9, "source": "tfds"}
+    with_section = article_15(card["evaluation"], None, {"corruptions": section})
+    assert with_section["robustness_to_errors"]["value"] == 0.6
+    assert article_15({"status": "other-model"}, None, {"corruptions": section}) == {
+        **article_15({"status": "none"}, None, None),
+        "evidence": {"status": "other-model", "report": None},
+    }
+    page = card_page({**card, "eu_ai_act_article_15": with_section})
+    assert "no statement of conformity" in page
+    assert "accuracy on test images: 70.00% (60.00% to 80.00%), n = 90 |" in page
+    assert "mean accuracy on corrupted test images: 60.00%, n = 9 |" in page
 
 
 @pytest.mark.parametrize(
@@ -277,6 +342,11 @@ def test_nothing_is_invented(tmp_path):
     card = json.loads((extra / "model_card.json").read_text())
     for key in ("data", "threat", "settings", "conversions", "source"):
         assert card[key] is None
+    for key in ("attack", "objective", "knowledge", "capability", "mitigation"):
+        assert card["nist_ai_100_2"][key] is None
+    article = card["eu_ai_act_article_15"]
+    assert article["accuracy"] is None and article["evidence"]["status"] == "none"
+    assert article["cybersecurity"]["adversarial_examples"] == {"measure": None, "tested": None}
     page = (extra / "model_card.md").read_text()
     assert "No evaluation report was found" in page and "%" not in page
     assert "What the model was trained against is not recorded." in page
