@@ -3,11 +3,10 @@
 from he_keras.drawing import plot_accuracies
 from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
 from he_keras.evaluation.checks.check import Check
-from he_keras.evaluation.comparison import compare
 from he_keras.evaluation.corruption_benchmark import CorruptionReport, evaluate_corruptions
 from he_keras.evaluation.gate import GateResult, run_gate
 from he_keras.evaluation.report import write_html
-from he_keras.evaluation.report.comparison_page import write_comparison_html
+from he_keras.evaluation.report.comparison_report import compare, write_comparison_html
 from he_keras.evaluation.report.robustness_report import RobustnessReport
 from he_keras.evaluation.robustness import cost_of_evaluation, evaluate_robustness
 from he_keras.evaluation.run.attack_runs import AttackRow

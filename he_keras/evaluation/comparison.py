@@ -1,31 +1,39 @@
-"""Compares evaluations of several models on the same examples, example by example.
+"""Compares evaluations of several models, example by example and seed by seed.
 
 Two accuracies with overlapping intervals may still differ for certain. The models saw the same
 examples, and only those count on which they disagree. McNemar's test asks how likely so uneven a
 split of the disagreements would be if neither model were better.
 
-Paper: McNemar, "Note on the sampling error of the difference between correlated proportions or
-percentages", Psychometrika 12 (1947); here the exact binomial form.
+That says which of two networks is better, and not which way of training. Runs whose configurations
+differ in the seed only form a group. Two groups are paired by the seeds that they share. Student's
+t asks how likely such differences would be if neither way of training were better.
+
+Papers: McNemar, "Note on the sampling error of the difference between correlated proportions or
+percentages", Psychometrika 12 (1947), here the exact binomial form; Student, "The probable error of
+a mean", Biometrika 6 (1908).
 """
 
+import collections
 import dataclasses
 import itertools
-import pathlib
+import json
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from he_keras.evaluation.report.stored_report import StoredReport, read_report
+from he_keras.evaluation.report.stored_report import StoredReport
 from he_keras.evaluation.run.examples import PREFIX
-from he_keras.evaluation.statistics import mcnemar_p_value
+from he_keras.evaluation.statistics import MeanDifference, mcnemar_interval, mcnemar_p_value
 
 #: The two criteria that every run has, in addition to its attacks.
 CLEAN, WORST_CASE = "clean", "worst case"
-_SCHEMA_VERSION = 1
 _UNKNOWN_DATA = (
     "Not every report says which images it is about, so it is not certain that they are the same."
 )
 # Settings that change what an attack costs and not what it is.
 _NEUTRAL_SETTINGS = frozenset({"batch_size", "name", "threat"})
+# What may differ between two trainings of one configuration, beside the seed.
+_NEUTRAL_TRAINING = frozenset({"name", "seed", "data.data_dir"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +50,31 @@ class ComparedRun:
     source: StoredReport
     holds: dict[str, np.ndarray]
 
+    @property
+    def title(self) -> str:
+        """The name of the run."""
+        title = str(self.source.report.get("title") or self.source.folder.name)
+        return title.removeprefix("Robustness of ")
+
+    @property
+    def training(self) -> dict:
+        """The configuration that the model was trained with; empty if it is not known."""
+        return self.source.report.get("training") or {}
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training, if it is known."""
+        return self.training.get("seed")
+
+    def count_checks(self, verdict: str) -> int:
+        """How many checks of its evaluation ended so."""
+        checks = self.source.report.get("checks") or []
+        return sum(check.get("verdict") == verdict for check in checks)
+
+    def accuracy(self, criterion: str) -> float:
+        """The share of all examples that it classifies correctly."""
+        return float(self.holds[criterion].mean())
+
 
 @dataclasses.dataclass(frozen=True)
 class PairedCounts:
@@ -55,6 +88,7 @@ class PairedCounts:
         only_first: positions of the examples that only the first does.
         only_second: positions of the examples that only the second does.
         both_broken: examples that neither does.
+        interval: 95 % interval of the difference.
         p_value: of McNemar's exact two-sided test.
     """
 
@@ -65,13 +99,23 @@ class PairedCounts:
     only_first: np.ndarray
     only_second: np.ndarray
     both_broken: int
+    interval: tuple[float, float]
     p_value: float
 
     @property
     def difference(self) -> float:
         """Accuracy of the first run minus that of the second."""
-        size = self.both_hold + len(self.only_first) + len(self.only_second) + self.both_broken
-        return (len(self.only_first) - len(self.only_second)) / size
+        return (len(self.only_first) - len(self.only_second)) / self.num_examples
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples both runs saw."""
+        return self.both_hold + self.num_disagreements + self.both_broken
+
+    @property
+    def num_disagreements(self) -> int:
+        """How many examples one run holds and the other does not."""
+        return len(self.only_first) + len(self.only_second)
 
     def to_json(self) -> dict:
         """Returns everything as plain data."""
@@ -84,6 +128,7 @@ class PairedCounts:
             "only_second": len(self.only_second),
             "both_broken": self.both_broken,
             "difference": self.difference,
+            "interval": list(self.interval),
             "p_value": self.p_value,
             "only_first_positions": self.only_first.tolist(),
             "only_second_positions": self.only_second.tolist(),
@@ -91,75 +136,89 @@ class PairedCounts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """The result of `compare`.
+class SeedGroup:
+    """Runs whose trainings differ in their seed only; one run alone is a group as well.
 
     Attributes:
-        runs: the evaluations, in the order given.
-        pairs: every two runs under every criterion that they share.
-        notes: what a reader must know about the comparison.
+        name: of the configuration.
+        runs: one for each seed.
+        criteria: what all of them measured in the same way.
     """
 
+    name: str
     runs: tuple[ComparedRun, ...]
-    pairs: tuple[PairedCounts, ...]
-    notes: tuple[str, ...]
+    criteria: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name and its runs."""
+        return f"{self.name} ({', '.join(run.letter for run in self.runs)})"
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its runs."""
+        return [run.seed for run in self.runs if run.seed is not None]
+
+    def mean(self, criterion: str) -> float:
+        """The mean accuracy over all seeds."""
+        return float(np.mean([run.accuracy(criterion) for run in self.runs]))
+
+    def standard_deviation(self, criterion: str) -> float | None:
+        """The standard deviation over all seeds, with n - 1; None for one seed."""
+        accuracies = [run.accuracy(criterion) for run in self.runs]
+        return float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
 
     def to_json(self) -> dict:
-        """Returns everything as plain data, with the positions of all disagreements."""
+        """Returns everything as plain data."""
+        accuracy = {
+            name: {"mean": self.mean(name), "standard_deviation": self.standard_deviation(name)}
+            for name in self.criteria
+        }
+        letters = [run.letter for run in self.runs]
+        return {"name": self.name, "runs": letters, "seeds": self.seeds, "accuracy": accuracy}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedGroups:
+    """Two groups, paired by the seeds that they share.
+
+    Attributes:
+        first: one group.
+        second: the other.
+        settings: how their configurations differ, as text.
+        seeds: those that both have.
+        differences: accuracy of the first minus that of the second, for each criterion; empty if
+            the groups share fewer than two seeds.
+    """
+
+    first: SeedGroup
+    second: SeedGroup
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    differences: dict[str, MeanDifference]
+
+    def to_json(self) -> dict:
+        """Returns everything as plain data."""
         return {
-            "schema_version": _SCHEMA_VERSION,
-            "runs": [
-                {
-                    "letter": run.letter,
-                    "folder": str(run.source.folder),
-                    "title": run.source.report.get("title"),
-                    "accuracy": {name: float(flags.mean()) for name, flags in run.holds.items()},
-                }
-                for run in self.runs
-            ],
-            "notes": list(self.notes),
-            "pairs": [pair.to_json() for pair in self.pairs],
+            "first": [run.letter for run in self.first.runs],
+            "second": [run.letter for run in self.second.runs],
+            "settings": list(self.settings),
+            "seeds": list(self.seeds),
+            "differences": {name: each._asdict() for name, each in self.differences.items()},
         }
 
 
-def compare(folders) -> Comparison:
-    """Compares evaluations that share examples and threat model.
+def compared_runs(sources: Sequence[StoredReport]) -> tuple[ComparedRun, ...]:
+    """Returns the runs that the reports are about; raises a ValueError if they cannot be compared.
 
-    Args:
-        folders: two or more folders that evaluations wrote, with `report.json` and
-            `per_example.npz`.
-
-    Example:
-        >>> from he_keras.evaluation import compare
-        >>> compare(["runs/a/evaluation"])
-        Traceback (most recent call last):
-        ValueError: Nothing to compare; expected two or more different folders; received ...
+    They must be about the same examples, and about the same threat model.
     """
-    if isinstance(folders, str | pathlib.Path):
-        raise TypeError(
-            f"Invalid folders; expected a sequence of folders; received folders={folders!r}"
-        )
-    folders = [pathlib.Path(folder) for folder in folders]
-    if len(folders) < 2 or len({folder.resolve() for folder in folders}) < len(folders):
-        raise ValueError(
-            "Nothing to compare; expected two or more different folders; received "
-            f"{[str(folder) for folder in folders]}"
-        )
-    sources = [read_report(folder, with_gallery=False) for folder in folders]
     for source in sources[1:]:
         _check_same_examples(sources[0], source)
-    runs = tuple(
+    return tuple(
         ComparedRun(_letter(number), source, _holds(source))
         for number, source in enumerate(sources)
     )
-    pairs, notes = [], []
-    for first, second in itertools.combinations(runs, 2):
-        criteria, pair_notes = _shared_criteria(first, second)
-        pairs += [_paired_counts(first, second, criterion) for criterion in criteria]
-        notes += pair_notes
-    if not all(map(_data_digest, sources)):
-        notes.append(_UNKNOWN_DATA)
-    return Comparison(runs, tuple(pairs), tuple(notes))
 
 
 def _letter(number: int) -> str:
@@ -218,6 +277,18 @@ def _holds(source: StoredReport) -> dict[str, np.ndarray]:
     return holds
 
 
+def paired_runs(runs: Sequence[ComparedRun]) -> tuple[tuple[PairedCounts, ...], tuple[str, ...]]:
+    """Returns every two runs under every criterion that they share, and notes on the others."""
+    pairs, notes = [], []
+    for first, second in itertools.combinations(runs, 2):
+        criteria, pair_notes = _shared_criteria(first, second)
+        pairs += [_paired_counts(first, second, criterion) for criterion in criteria]
+        notes += pair_notes
+    if not all(_data_digest(run.source) for run in runs):
+        notes.append(_UNKNOWN_DATA)
+    return tuple(pairs), tuple(notes)
+
+
 def _shared_criteria(first: ComparedRun, second: ComparedRun) -> tuple[list[str], list[str]]:
     """What both runs measured in the same way, and notes on what they did not."""
     pair = f"{first.letter} and {second.letter}"
@@ -273,5 +344,91 @@ def _paired_counts(first: ComparedRun, second: ComparedRun, criterion: str) -> P
         only_first=only_first,
         only_second=only_second,
         both_broken=int((~holds[0] & ~holds[1]).sum()),
+        interval=mcnemar_interval(len(only_first), len(only_second), len(holds[0])),
         p_value=mcnemar_p_value(len(only_first), len(only_second)),
     )
+
+
+def seed_groups(
+    runs: Sequence[ComparedRun], pairs: Sequence[PairedCounts]
+) -> tuple[tuple[SeedGroup, ...], tuple[str, ...]]:
+    """Returns the runs by configuration, and notes.
+
+    There are no groups unless some runs differ in their seed only.
+    """
+    alike: dict[str, list[ComparedRun]] = collections.defaultdict(list)
+    for run in runs:
+        if run.seed is not None:
+            alike[_configuration(run)].append(run)
+    groups, notes = [], []
+    for members in alike.values():
+        if len({run.seed for run in members}) == len(members):
+            groups.append(_group(members, pairs))
+            continue
+        letters = " and ".join(run.letter for run in members)
+        notes.append(f"{letters}: configuration and seed are the same, so they form no group.")
+    if all(len(group.runs) == 1 for group in groups):
+        return (), tuple(notes)
+    unknown = ", ".join(run.letter for run in runs if run.seed is None)
+    if unknown:
+        notes.append(f"{unknown}: no report says how the model was trained, so it is in no group.")
+    return tuple(groups), tuple(notes)
+
+
+def _configuration(run: ComparedRun) -> str:
+    """What the runs of a group have in common."""
+    model = (run.source.report.get("settings") or {}).get("model") or {}
+    # Another network may have been evaluated in the run's folder.
+    function = {key: model.get(key) for key in ("class", "config", "conversion")}
+    return json.dumps([_settings(run), function], sort_keys=True)
+
+
+def _group(members: Sequence[ComparedRun], pairs: Sequence[PairedCounts]) -> SeedGroup:
+    shared = {(pair.first, pair.second, pair.criterion) for pair in pairs}
+    two = list(itertools.combinations([run.letter for run in members], 2))
+    criteria = [name for name in members[0].holds if all((*each, name) in shared for each in two)]
+    name = str(members[0].training.get("name") or members[0].title)
+    return SeedGroup(name, tuple(members), tuple(criteria))
+
+
+def _settings(run: ComparedRun) -> dict:
+    """The configuration of a training, flat, without what does not matter to the model."""
+
+    def flat(section: dict, prefix: str) -> Iterator[tuple[str, object]]:
+        for key, value in section.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return {
+        key: value
+        for key, value in flat(run.training, "")
+        if key not in _NEUTRAL_TRAINING and not key.startswith("evaluation.")
+    }
+
+
+def paired_groups(
+    first: SeedGroup, second: SeedGroup, pairs: Sequence[PairedCounts]
+) -> PairedGroups:
+    """Returns how the accuracies of two groups differ, seed by seed."""
+    settings = [_settings(group.runs[0]) for group in (first, second)]
+    differing = [
+        f"{key}: {settings[0].get(key)} -> {settings[1].get(key)}"
+        for key in sorted(settings[0].keys() | settings[1].keys())
+        if settings[0].get(key) != settings[1].get(key)
+    ]
+    letters = [{run.seed: run.letter for run in group.runs} for group in (first, second)]
+    seeds = sorted(letters[0].keys() & letters[1].keys())
+    found = {(pair.first, pair.second, pair.criterion): pair.difference for pair in pairs}
+    found |= {(second, first, name): -value for (first, second, name), value in found.items()}
+    rows = {
+        name: [found.get((letters[0][seed], letters[1][seed], name)) for seed in seeds]
+        for name in first.criteria
+    }
+    differences = {
+        name: MeanDifference.of(row)
+        for name, row in rows.items()
+        if len(row) > 1 and None not in row and name in second.criteria
+    }
+    return PairedGroups(first, second, tuple(differing), tuple(seeds), differences)

@@ -84,6 +84,7 @@ class _Plan:
     shard: tuple[int, int] | None
     merge: bool
     protocol: str | None
+    training: dict | None
     show_progress: bool
 
     @property
@@ -119,14 +120,14 @@ def evaluate_robustness(
     shard: tuple[int, int] | None = None,
     merge: bool = False,
     protocol: str | None = None,
+    training: dict | None = None,
     show_progress: bool = False,
     **options,
 ) -> RobustnessReport:
     """Attacks every example and takes the worst case, example by example.
 
-    After an interruption, the same call goes on in `output_dir` and ends with the same verdicts. If
-    all attacks use the cross-entropy at another scale than the model's, an attack on the margin is
-    added. `docs/how-to/evaluate.md` explains the arguments at length.
+    The same call goes on after an interruption. If all attacks use the cross-entropy at another
+    scale than the model's, one on the margin is added. `docs/how-to/evaluate.md` has the details.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
@@ -141,6 +142,7 @@ def evaluate_robustness(
         shard: `(i, n)` attacks only the i-th of n parts and writes no report.
         merge: attack nothing, take everything from `output_dir`, where all shards must be.
         protocol: text for the report's headline.
+        training: the configuration that the model was trained with, for the report.
         show_progress: show a progress bar with the running robust accuracy.
         **options: for attacks given by name: `step_size`, `logit_scale`, ...
     """
@@ -148,7 +150,7 @@ def evaluate_robustness(
     _check_plan(mode, shard, merge, output_dir)
     chosen = _chosen(attacks, threat, batch_size, options)
     asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": merge}
-    asked |= {"protocol": protocol, "show_progress": show_progress}
+    asked |= {"protocol": protocol, "training": training, "show_progress": show_progress}
     plan = _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
     if output_dir:
         folder = make_writable(pathlib.Path(output_dir), "the report")
@@ -187,7 +189,7 @@ def cost_of_evaluation(
     _check_plan(mode, shard, merge=False, output_dir="none is written")
     chosen = _chosen(attacks, threat, batch_size, options)
     asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": False}
-    asked |= {"protocol": None, "show_progress": False}
+    asked |= {"protocol": None, "training": None, "show_progress": False}
     return _expected_cost(
         _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
     )
@@ -251,7 +253,7 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
     block_size = settings["block_size"]
     positions = runs.attack_all(plan.examples, plan.shard, block_size, show_progress)
     names = plan.examples.class_names
-    report = summarize(runs, positions, sample, plan.threat, names, plan.protocol)
+    report = summarize(runs, positions, sample, plan.threat, names, plan.protocol, plan.training)
     report = _scrutinized(plan, report, runs, sample, before)
     report = _with_panel(plan, report, runs, clean, sample)
     if plan.folder is not None:

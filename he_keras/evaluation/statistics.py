@@ -1,9 +1,12 @@
-"""What a sample of so many images can say: intervals, tests of counts and means, resolutions.
+"""What a sample can say: intervals, tests of counts and means, resolutions.
 
-Every test is one-sided. Where nothing is the matter, it fires in at most 5 % of the samples. Its
-resolution is the smallest true effect that it finds in four of five samples. Counts of images that
-one attack breaks and another does not are compared by the sign test (McNemar 1947, exact). Shares
-are compared by the binomial distribution, and means by Student's t. SciPy computes all of them.
+Two models are compared by two-sided tests: McNemar's for examples, Student's t for seeds.
+
+Every test of a check is one-sided. Where nothing is the matter, it fires in at most 5 % of the
+samples. Its resolution is the smallest true effect that it finds in four of five samples. Counts of
+images that one attack breaks and another does not are compared by the sign test (McNemar 1947,
+exact). Shares are compared by the binomial distribution, and means by Student's t. SciPy computes
+all of them.
 """
 
 import functools
@@ -17,6 +20,8 @@ CHANCE_LEVEL = 0.05
 POWER = 0.8
 #: Fewer values say nothing about a mean.
 FEWEST_VALUES = 5
+# Shares that differ by less are equal.
+_ROUNDING = 1e-9
 
 
 def share_of(part: float, num_examples: int) -> float:
@@ -65,6 +70,71 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
 
     disagreements = only_first + only_second
     return float(stats.binomtest(only_first, disagreements).pvalue) if disagreements else 1.0
+
+
+def mcnemar_interval(only_first: int, only_second: int, num_examples: int) -> tuple[float, float]:
+    """Returns the 95 % interval of the difference of two accuracies on the same examples.
+
+    The difference is the share of disagreements, times how unevenly they split. The interval takes
+    the exact ones of both (Clopper & Pearson 1934), and of these the ends that lie furthest apart.
+    It leaves out 0 exactly where McNemar's test gives p < 0.05.
+
+    Example:
+        >>> from he_keras.evaluation.statistics import mcnemar_interval
+        >>> [round(end, 3) for end in mcnemar_interval(30, 10, 1000)]
+        [0.005, 0.04]
+    """
+    from scipy import stats
+
+    if not num_examples:
+        return -1.0, 1.0
+    disagreements = only_first + only_second
+    share = stats.binomtest(disagreements, num_examples).proportion_ci(0.95, method="exact")
+    low, high = 0.0, 1.0
+    if disagreements:
+        low, high = stats.binomtest(only_first, disagreements).proportion_ci(0.95, method="exact")
+    tilts = 2 * low - 1, 2 * high - 1
+    return (
+        float(tilts[0] * (share.high if tilts[0] < 0 else share.low)),
+        float(tilts[1] * (share.high if tilts[1] > 0 else share.low)),
+    )
+
+
+class MeanDifference(NamedTuple):
+    """What several seeds say about the difference of two accuracies.
+
+    Attributes:
+        mean: of the differences, one for each seed.
+        standard_deviation: of the differences, with n - 1.
+        interval: the 95 % interval of the mean (Student 1908); None if all differences are equal.
+        p_value: Student's two-sided p-value; None if all differences are equal.
+    """
+
+    mean: float
+    standard_deviation: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+
+    @classmethod
+    def of(cls, differences) -> "MeanDifference":
+        """Returns it for two or more differences.
+
+        Example:
+            >>> from he_keras.evaluation.statistics import MeanDifference
+            >>> found = MeanDifference.of([0.02, 0.05, 0.05])
+            >>> round(found.mean, 3), [round(end, 3) for end in found.interval]
+            (0.04, [-0.003, 0.083])
+        """
+        from scipy import stats
+
+        values = np.asarray(differences, np.float64)
+        mean, deviation = float(values.mean()), float(values.std(ddof=1))
+        # Without any spread, Student's t knows no chance: it would be certain after two seeds.
+        if np.ptp(values) < _ROUNDING:
+            return cls(mean, deviation, None, None)
+        test = stats.ttest_1samp(values, 0.0)
+        low, high = test.confidence_interval(0.95)
+        return cls(mean, deviation, (float(low), float(high)), float(test.pvalue))
 
 
 @functools.lru_cache(maxsize=4096)

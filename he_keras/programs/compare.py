@@ -1,8 +1,10 @@
-"""Puts the reports of several evaluations on one page.
+"""Compares several evaluations on the console and on one page, by seed and by example.
 
 he-keras compare runs/a/evaluation runs/b/evaluation --output_dir=runs
 
-The page is comparison.html in --output_dir.
+The page is comparison.html in --output_dir, and comparison.json has its numbers. Runs whose
+configurations differ in their seed only are averaged, and paired with the runs of another
+configuration by their seeds.
 """
 
 import pathlib
@@ -17,9 +19,11 @@ POSITIONAL = 64
 
 
 def main(arguments) -> None:
-    """Writes the page."""
-    from he_keras.evaluation import write_comparison_html
+    """Prints the comparison and writes the page."""
+    from he_keras.evaluation import compare, write_comparison_html
 
     with cli.one_line_errors():
         target = pathlib.Path(_OUTPUT_DIR.value) / "comparison.html"
-        print(f"Comparison: {write_comparison_html(arguments[1:], target)}")
+        comparison = compare(arguments[1:])
+        page = write_comparison_html(comparison, target)
+    print(f"{comparison.table()}\nComparison: {page}")

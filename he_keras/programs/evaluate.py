@@ -89,7 +89,7 @@ def run(merge: bool) -> None:
     if _DRY_RUN.value:
         print(he.evaluation.cost_of_evaluation(model, **asked).text())
         return
-    told: dict[str, Any] = {"protocol": protocol, "show_progress": True}
+    told: dict[str, Any] = {"protocol": protocol, "training": _training(), "show_progress": True}
     report = he.evaluate_robustness(model, output_dir=folder, merge=merge, **asked, **told)
     if remark:
         print(remark)
@@ -124,6 +124,17 @@ def load_model():
     if _ENSEMBLE.value:
         return he.SnapshotEnsemble.from_files(_ENSEMBLE.value)
     return load_classifier(_MODEL.value or pathlib.Path(RUN.value) / "model.keras")
+
+
+def _training() -> dict | None:
+    """The configuration of the run whose model is evaluated; None for any other model."""
+    from he_keras.files import read_json
+
+    source = "" if _ENSEMBLE.value else _MODEL.value or RUN.value
+    path = pathlib.Path(source)
+    folder = path.parent if path.name == "model.keras" else path
+    is_run = bool(source) and (folder / "config.json").is_file()
+    return read_json(folder / "config.json") if is_run else None
 
 
 def output_dir() -> pathlib.Path:

@@ -1,5 +1,6 @@
 """`evaluate_robustness`: what it counts, in which order, and what it leaves on disk."""
 
+import dataclasses
 import json
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
+from he_keras.evaluation import Check
 from he_keras.evaluation.report.robustness_report import RESERVED
 from he_keras.evaluation.robustness import resolve_attacks
 
@@ -332,10 +334,11 @@ def test_per_example_file_needs_no_pickle(written, examples):
 def test_table(report):
     heading, *lines = report.table().splitlines()
     assert heading == f"Accuracy; {THREAT.text()}"
-    columns = ["attack", "accuracy", "broken", "seconds", "forward", "backward"]
-    assert lines[0].split() == columns
-    assert lines[1].split() == ["(clean)", f"{report.clean_accuracy:.2%}"]
-    for line, row in zip(lines[2:5], report.rows, strict=True):
+    columns = ["attack", "accuracy", "broken", "time", "forward", "backward"]
+    assert lines.pop(0).split() == columns
+    assert lines.pop(0).split() == "of all examples seconds passes per example".split()
+    assert lines[0].split() == ["(clean)", f"{report.clean_accuracy:.2%}"]
+    for line, row in zip(lines[1:4], report.rows, strict=True):
         assert line.split() == [
             row.name,
             f"{row.robust_accuracy:.2%}",
@@ -344,9 +347,27 @@ def test_table(report):
             f"{row.forward_passes:.1f}",
             f"{row.backward_passes:.1f}",
         ]
-    assert lines[5].split()[:6] == [
+    assert lines[4].split()[:6] == [
         *("(worst", "case)", f"{report.worst_case:.2%}", "n", "=", "23,"),
     ]
+    assert lines[5] == "No checks ran: nothing says whether the attacks worked."
+
+
+def test_short_forms(report):
+    """A report with many attacks and checks takes five lines, and names what fired."""
+    verdicts = ["pass"] * 20 + ["skipped", "warn", "fail", "warn"]
+    checks = [Check(f"check-{k}", "after", each, "", "") for k, each in enumerate(verdicts)]
+    long = dataclasses.replace(report, rows=report.rows * 40, checks=tuple(checks))
+    for text in (repr(long), str(long)):
+        lines = text.splitlines()
+        assert len(lines) == 5 and max(map(len, lines)) < 120
+        assert THREAT.text() in lines[0] and f"worst case {report.worst_case:.2%}" in lines[1]
+    told = "24 checks: 20 pass, 1 skipped, 1 fail: check-22; 2 warn: check-21, check-23"
+    assert lines[3].strip() == told
+    assert told in long.table().splitlines()
+    page = long._repr_html_()
+    assert f"<caption>Accuracy; {THREAT.text()}" in page and told in page
+    assert f"<td>fgsm</td><td>{report.rows[0].robust_accuracy:.2%}</td>" in page
 
 
 def test_progress_shows_the_running_robust_accuracy(model, examples, capsys):

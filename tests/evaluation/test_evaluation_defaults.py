@@ -12,6 +12,7 @@ from he_keras.evaluation import evaluate_corruptions, transfer_matrix, verify
 
 #: Arguments that name what is evaluated, that the program has a sub-command for, or that it prints.
 OWN = {"model", "examples", "threat", "output_dir", "merge", "protocol", "show_progress", "options"}
+OWN |= {"training"}
 
 
 def defaults(function):

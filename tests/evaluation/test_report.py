@@ -10,6 +10,7 @@ from report_samples import CHECKS, STAGES, write_sample
 
 from he_keras.evaluation.report import write_html
 
+VERDICTS = ("fail", "warn", "pass", "skipped")
 HOSTILE = '<script>alert("x")</script> & </title></style> \'"'
 
 
@@ -107,7 +108,7 @@ def test_attack_table_has_every_figure(tmp_path):
     assert shown["Broken"] == f"{first['num_broken']:,}"
     assert shown["Median distance"] == f"{first['median_distance']:.4g}"
     assert shown["Largest distance"] == f"{first['max_distance']:.4g}"
-    assert (shown["Forward"], shown["Backward"], shown["Time"]) == ("2", "1", "4.2 s")
+    assert (shown["Forward passes"], shown["Backward passes"], shown["Time"]) == ("2", "1", "4.2 s")
     assert rows[2][:2] == ["2", "pgd-20 scale 1"]
     assert rows[3] == [
         "Note: Cross-entropy at scale 1, as in the paper: see the panel on the head."
@@ -175,7 +176,7 @@ def test_curve_of_no_or_one_point(tmp_path, points):
 
 
 def test_failed_checks_come_first_and_verdicts_are_words(tmp_path):
-    items = written(tmp_path).one("ul", class_="checks").all("li")
+    items = written(tmp_path).one(id="checks").all("li")
     verdicts = [item.all("span", class_="verdict")[0].text for item in items]
     assert verdicts == ["✕ fail", "! warn", "✓ pass", "✓ pass", "✓ pass", "– skipped"]
     by_name = {check[0]: check for check in CHECKS}
@@ -186,6 +187,21 @@ def test_failed_checks_come_first_and_verdicts_are_words(tmp_path):
         assert f"docs/reference/checks.md#{name}" in item.text
         assert f"{when} the attacks" in item.text
         assert figure in item.text and message in item.text
+
+
+def test_only_checks_that_give_reason_to_doubt_are_open(tmp_path):
+    section = written(tmp_path).one(id="checks")
+    folded = section.all("details")
+    assert [each.one("summary").text for each in folded] == [
+        "✓ passed: 3 checks",
+        "– skipped: 1 check",
+    ]
+    assert not any("open" in each.attributes for each in folded)
+    hidden = [item.one("h3").text for each in folded for item in each.all("li")]
+    names = {verdict: [each[0] for each in CHECKS if each[2] == verdict] for verdict in VERDICTS}
+    assert hidden == [*names["pass"], *names["skipped"]]
+    shown = [each.one("h3").text for each in section.all("li")]
+    assert shown == [*names["fail"], *names["warn"], *hidden]
 
 
 @pytest.mark.parametrize(

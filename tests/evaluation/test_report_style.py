@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from he_keras.evaluation.report import formatting
+from he_keras.evaluation.report import page as page_parts
 from he_keras.evaluation.report.page import NUM_SHADES, shade
 
 TEMPLATES = importlib.resources.files("he_keras.evaluation.report").joinpath("templates")
@@ -85,34 +85,34 @@ def test_shades_cover_the_range(strength, level):
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (formatting.percent(0.52614), "52.61%"),
-        (formatting.percent(1, 0), "100%"),
-        (formatting.percent(None), "–"),
-        (formatting.percent(float("nan")), "–"),
-        (formatting.percent(True), "–"),
-        (formatting.points(0.0731), "+7.31"),
-        (formatting.points(-0.0731), "−7.31"),
-        (formatting.interval([0.5, 0.625]), "50.00 to 62.50%"),
-        (formatting.interval([0.5, None]), "–"),
-        (formatting.interval(None), "–"),
-        (formatting.count(10000), "10,000"),
-        (formatting.passes(22.62), "22.6"),
-        (formatting.passes(4321.6), "4,322"),
-        (formatting.significant(-0.0313725), "−0.03137"),
-        (formatting.significant(float("inf")), "–"),
-        (formatting.duration(59.94), "59.9 s"),
-        (formatting.duration(59.96), "1 min 00 s"),
-        (formatting.duration(75), "1 min 15 s"),
-        (formatting.duration(3661), "1 h 01 min"),
-        (formatting.duration(7199.9), "2 h 00 min"),
-        (formatting.epsilon_in_pixels(8 / 255, [0.0, 1.0]), "8/255"),
-        (formatting.epsilon_in_pixels(8 / 255, [0, 255]), None),
-        (formatting.epsilon_in_pixels(0.03, [0, 1]), None),
-        (formatting.epsilon_in_pixels(0.0, [0, 1]), None),
-        (formatting.moment("2026-11-18T16:56:25+02:00"), "2026-11-18 14:56 UTC"),
-        (formatting.moment("2026-11-18T16:56:25"), "2026-11-18 16:56"),
-        (formatting.moment("yesterday"), "yesterday"),
-        (formatting.moment(None), None),
+        (page_parts.percent(0.52614), "52.61%"),
+        (page_parts.percent(1, 0), "100%"),
+        (page_parts.percent(None), "–"),
+        (page_parts.percent(float("nan")), "–"),
+        (page_parts.percent(True), "–"),
+        (page_parts.points(0.0731), "+7.31"),
+        (page_parts.points(-0.0731), "−7.31"),
+        (page_parts.interval([0.5, 0.625]), "50.00 to 62.50%"),
+        (page_parts.interval([0.5, None]), "–"),
+        (page_parts.interval(None), "–"),
+        (page_parts.count(10000), "10,000"),
+        (page_parts.passes(22.62), "22.6"),
+        (page_parts.passes(4321.6), "4,322"),
+        (page_parts.significant(-0.0313725), "−0.03137"),
+        (page_parts.significant(float("inf")), "–"),
+        (page_parts.duration(59.94), "59.9 s"),
+        (page_parts.duration(59.96), "1 min 00 s"),
+        (page_parts.duration(75), "1 min 15 s"),
+        (page_parts.duration(3661), "1 h 01 min"),
+        (page_parts.duration(7199.9), "2 h 00 min"),
+        (page_parts.epsilon_in_pixels(8 / 255, [0.0, 1.0]), "8/255"),
+        (page_parts.epsilon_in_pixels(8 / 255, [0, 255]), None),
+        (page_parts.epsilon_in_pixels(0.03, [0, 1]), None),
+        (page_parts.epsilon_in_pixels(0.0, [0, 1]), None),
+        (page_parts.moment("2026-11-18T16:56:25+02:00"), "2026-11-18 14:56 UTC"),
+        (page_parts.moment("2026-11-18T16:56:25"), "2026-11-18 16:56"),
+        (page_parts.moment("yesterday"), "yesterday"),
+        (page_parts.moment(None), None),
     ],
 )
 def test_numbers_are_written_as_people_read_them(shown, expected):

@@ -99,6 +99,27 @@ FAULTS = [
         "tests/evaluation/test_comparison.py::test_counts_and_positions_of_every_criterion",
     ),
     (
+        "spread of seeds with n in place of n - 1",
+        "evaluation/comparison.py",
+        "np.std(accuracies, ddof=1)",
+        "np.std(accuracies, ddof=0)",
+        "tests/evaluation/test_seed_groups.py::test_runs_that_differ_in_their_seed_form_a_group",
+    ),
+    (
+        "every seed paired with the other group's first",
+        "evaluation/comparison.py",
+        "found.get((letters[0][seed], letters[1][seed], name))",
+        "found.get((letters[0][seed], letters[1][seeds[0]], name))",
+        "tests/evaluation/test_seed_groups.py::test_groups_are_paired_by_their_seeds",
+    ),
+    (
+        "interval of examples takes the number of disagreements as certain",
+        "evaluation/statistics.py",
+        'share = stats.binomtest(disagreements, num_examples).proportion_ci(0.95, method="exact")',
+        "share = stats.binomtest(disagreements, num_examples).proportion_ci(1e-9)",
+        "tests/evaluation/test_seed_groups.py::test_interval_of_examples_covers_the_difference",
+    ),
+    (
         "direction check takes every gradient for positive",
         "evaluation/checks/gradients.py",
         "expected = np.sum((moved - images) * slope.gradient",

@@ -12,6 +12,8 @@ from programs import assert_one_line_error, run_here
 import he_keras as he
 from he_keras.attacks import cleverhans_bridge, transfer  # noqa: F401
 
+TRAINING = {"name": "trained", "seed": 4}
+
 
 @pytest.fixture
 def run(monkeypatch, capfd):
@@ -24,6 +26,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("Files")
     model = functional()
     (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text(json.dumps(TRAINING))
     for path in (folder / "any.keras", folder / "run" / "model.keras"):
         model.save(path)
     he.export_saved_model(model, folder / "served")
@@ -64,6 +67,7 @@ def test_a_model_of_every_kind_of_file(run, files, tmp_path, path):
     assert 0 < expected().robust_accuracy < clean
     with np.load(tmp_path / "per_example.npz") as flags:
         np.testing.assert_array_equal(flags["bim-5"], ~expected().success)
+    assert report["training"] == (TRAINING if path.startswith("run") else None)
     assert out.splitlines()[-1] == f"Report: {tmp_path / 'report.html'}"
 
 

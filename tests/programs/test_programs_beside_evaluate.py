@@ -133,7 +133,10 @@ def test_compare(run, files, evaluated, tmp_path):
     assert code == 0, err
     code, out, err = run("compare", evaluated, other, f"--output_dir={tmp_path}")
     assert code == 0, err
-    assert out.strip() == f"Comparison: {tmp_path / 'comparison.html'}"
+    lines = out.splitlines()
+    assert lines[0].startswith("Accuracy; linf, epsilon 0.06, pixels 0 to 1; the same ")
+    assert lines[-2].startswith("  A minus B: +0.00 points, 95 % interval ")
+    assert lines[-1] == f"Comparison: {tmp_path / 'comparison.html'}"
     assert (tmp_path / "comparison.html").stat().st_size > 10_000
 
 

@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from he_keras.data import corruptions as corruption_set
-from he_keras.evaluation.report import formatting
-from he_keras.evaluation.report.page import Section, can_show, make_album, page
+from he_keras.evaluation.report.page import (
+    Section,
+    can_show,
+    is_number,
+    make_album,
+    moment,
+    page,
+)
 from he_keras.evaluation.report.stored_report import StoredReport, read_report
 from he_keras.files import replacing
 
@@ -19,6 +25,8 @@ MAX_MATRIX_CLASSES = 20
 _LIST_LENGTH = 20
 # Bad news first. A verdict that this page does not know may be worse: it comes before all others.
 _VERDICTS = ("fail", "warn", "pass", "skipped")
+# They give no reason to doubt.
+_FOLDED = ("pass", "skipped")
 # Smaller images are enlarged on the page, and would blur.
 _CRISP_BELOW = 96
 
@@ -60,7 +68,7 @@ def write_html(folder) -> pathlib.Path:
 def _report_page(stored: StoredReport) -> str:
     report = stored.report
     facts = {
-        "evaluated": formatting.moment(report.get("created")),
+        "evaluated": moment(report.get("created")),
         "commit": (report.get("environment") or {}).get("commit"),
     }
     built = (
@@ -109,7 +117,7 @@ def _cosine_head(stored: StoredReport) -> dict | None:
     rows = panel.get("rows") or []
     if not rows:
         return None
-    known = list(filter(formatting.is_number, (row.get("robust_accuracy") for row in rows)))
+    known = list(filter(is_number, (row.get("robust_accuracy") for row in rows)))
     # Cosines of 1 for one class and -1 for all others: what softmax makes of them at scale 1.
     likeliest = math.exp(2.0) / (math.exp(2.0) + max(stored.num_classes - 1, 1))
     return {"panel": panel, "lowest": min(known, default=math.nan), "likeliest": likeliest}
@@ -120,7 +128,7 @@ def _epsilon_curve(stored: StoredReport) -> dict | None:
     measured = [
         (point.get("epsilon"), point.get("accuracy")) for point in curve.get("points") or []
     ]
-    known = [point for point in measured if all(map(formatting.is_number, point))]
+    known = [point for point in measured if all(map(is_number, point))]
     if not known:
         return None
     chart, points = _places_on_chart(sorted(known), stored.report["threat"], stored.num_classes)
@@ -132,7 +140,16 @@ def _checks(stored: StoredReport) -> dict:
     ranked = sorted(checks, key=lambda check: _rank(check.get("verdict")))
     counts = collections.Counter(str(check.get("verdict")) for check in checks)
     known = {verdict: counts.pop(verdict) for verdict in _VERDICTS if verdict in counts}
-    return {"checks": ranked, "verdict_counts": {**known, **counts}}
+    folded = {
+        verdict: [check for check in ranked if check.get("verdict") == verdict]
+        for verdict in _FOLDED
+    }
+    return {
+        "checks": checks,
+        "open_checks": [each for each in ranked if each.get("verdict") not in folded],
+        "folded_checks": {verdict: found for verdict, found in folded.items() if found},
+        "verdict_counts": {**known, **counts},
+    }
 
 
 def _rank(verdict) -> int:
@@ -243,16 +260,16 @@ def _transfer(stored: StoredReport) -> dict | None:
 def _heat_map(names: Iterable[str], rows: Iterable[list]) -> dict:
     """Rows of accuracies: no shade for the highest of all, the strongest for the lowest."""
     rows = list(rows)
-    known = [share for shares in rows for share in shares if formatting.is_number(share)]
+    known = [share for shares in rows for share in shares if is_number(share)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
 
     def strength(share) -> float:
-        is_shaded = formatting.is_number(share) and high > low
+        is_shaded = is_number(share) and high > low
         return (high - share) / (high - low) if is_shaded else 0.0
 
     shown = []
     for name, shares in zip(names, rows, strict=False):
-        own = [share for share in shares if formatting.is_number(share)]
+        own = [share for share in shares if is_number(share)]
         shown.append(
             {
                 "name": name,
@@ -288,7 +305,7 @@ def _places_on_chart(
     # A single point at 0 is a curve also.
     highest = max(points[-1][0], 1e-12)
     stored = threat.get("epsilon")
-    epsilon: float = stored if stored is not None and formatting.is_number(stored) else math.inf
+    epsilon: float = stored if stored is not None and is_number(stored) else math.inf
     is_255 = threat.get("norm") == "linf" and list(threat.get("bounds") or ()) == [0, 1]
     unit = 1.0 / 255.0 if is_255 else 1.0
 

@@ -3,15 +3,18 @@
 `docs/reference/report.md` describes each field.
 """
 
+import collections
 import dataclasses
 import datetime
 import pathlib
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
 from he_keras.environment import environment
 from he_keras.evaluation.checks.check import Check
+from he_keras.evaluation.report.page import notebook_table
 from he_keras.evaluation.report.report_page import write_html
 from he_keras.evaluation.report.stored_report import (
     GALLERY,
@@ -39,10 +42,12 @@ RESERVED = (
     "distance",
 )
 _GALLERY_SIZE = 6
+# The short form names so many.
+_SHOWN_ATTACKS = 5
 _SHOWN_CLASSES = 1000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RobustnessReport:
     """The result of `evaluate_robustness`.
 
@@ -60,6 +65,7 @@ class RobustnessReport:
         protocol: text for the headline, or None.
         confusion: how often an example of a class (row) was broken into another (column).
         class_names: names of the classes, if known.
+        training: the configuration that the model was trained with, if known.
         checks: what the checks before and after found; empty if they were not asked for.
         he_panel: attacks at several scales side by side, for cosine heads.
         epsilon_curve: accuracy at several radii on a few examples.
@@ -77,6 +83,7 @@ class RobustnessReport:
     protocol: str | None
     confusion: np.ndarray
     class_names: tuple[str, ...]
+    training: dict | None = None
     checks: tuple[Check, ...] = ()
     he_panel: dict | None = None
     epsilon_curve: dict | None = None
@@ -107,6 +114,7 @@ class RobustnessReport:
             "transfer": None,
             "environment": environment(),
             "settings": {},
+            "training": self.training,
             "files": {},
         }
 
@@ -116,8 +124,9 @@ class RobustnessReport:
         width = max(24, *(len(name) + 1 for name, _ in shown))
         lines = [
             f"Accuracy; {ThreatModel(**self.threat).text()}",
-            f"{'attack':<{width}}{'accuracy':>10}{'broken':>10}{'seconds':>10}{'forward':>10}"
+            f"{'attack':<{width}}{'accuracy':>10}{'broken':>10}{'time':>10}{'forward':>10}"
             f"{'backward':>10}",
+            f"{'':<{width}}{'of all':>10}{'examples':>10}{'seconds':>10}{'passes per example':>20}",
             f"{'(clean)':<{width}}{self.clean_accuracy:>10.2%}",
         ]
         for name, row in shown:
@@ -125,16 +134,51 @@ class RobustnessReport:
                 f"{name:<{width}}{row.robust_accuracy:>10.2%}{row.num_broken:>10}"
                 f"{row.seconds:>10.1f}{row.forward_passes:>10.1f}{row.backward_passes:>10.1f}"
             )
-        low, high = self.worst_case_interval
         lines.append(
             f"{'(worst case)':<{width}}{self.worst_case:>10.2%}   n = {self.num_examples}, "
-            f"95 % interval {low:.2%} to {high:.2%}"
+            f"95 % interval {self._interval()}"
         )
         if self.mode == "survivors" and len(self.rows) > 1:
             lines.append(
                 "Each attack ran on what all before it left; see accuracy as running total."
             )
-        return "\n".join(lines + self._remarks())
+        return "\n".join([*lines, checks_in_short(self.checks), *self._remarks()])
+
+    def _subject(self) -> str:
+        return f"{ThreatModel(**self.threat).text()}; {self.num_examples} examples"
+
+    def _interval(self) -> str:
+        low, high = self.worst_case_interval
+        return f"{low:.2%} to {high:.2%}"
+
+    def __repr__(self) -> str:
+        attacks = [f"{row.name} {row.robust_accuracy:.2%}" for row in self.rows]
+        rest = f" and {len(attacks) - _SHOWN_ATTACKS} more" if len(attacks) > _SHOWN_ATTACKS else ""
+        lines = [
+            f"<RobustnessReport; {self._subject()}",
+            f" clean {self.clean_accuracy:.2%}, worst case {self.worst_case:.2%}, "
+            f"95 % interval {self._interval()}",
+            f" {', '.join(attacks[:_SHOWN_ATTACKS])}{rest}",
+            f" {checks_in_short(self.checks)}",
+            " all of it: print(report.table())>",
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [("(clean)", f"{self.clean_accuracy:.2%}", "")]
+        for row in self.rows:
+            rows += [
+                (name, f"{each.robust_accuracy:.2%}", str(each.num_broken))
+                for name, each in _named(row)
+            ]
+        rows.append(("(worst case)", f"{self.worst_case:.2%}", ""))
+        remarks = [
+            f"95 % interval of the worst case: {self._interval()}.",
+            checks_in_short(self.checks),
+            *self._remarks(),
+        ]
+        columns = ("Attack", "Accuracy", "Broken examples")
+        return notebook_table(f"Accuracy; {self._subject()}", columns, rows, remarks)
 
     def _remarks(self) -> list[str]:
         lines = []
@@ -152,6 +196,30 @@ class RobustnessReport:
         return lines
 
 
+def checks_in_short(checks: Sequence[Check]) -> str:
+    """Counts the checks by verdict in one line, and names those that fail or warn.
+
+    Example:
+        >>> from he_keras.evaluation import Check
+        >>> from he_keras.evaluation.report.robustness_report import checks_in_short
+        >>> verdicts = {"finite": "pass", "logits": "pass", "loss-gap": "warn"}
+        >>> checks_in_short([Check(name, "after", each, "", "") for name, each in verdicts.items()])
+        '3 checks: 2 pass, 1 warn: loss-gap'
+    """
+    if not checks:
+        return "No checks ran: nothing says whether the attacks worked."
+    names = collections.defaultdict(list)
+    for check in checks:
+        names[check.verdict].append(check.name)
+    quiet = [f"{len(names[each])} {each}" for each in ("pass", "skipped") if each in names]
+    loud = [
+        f"{len(names[each])} {each}: {', '.join(names[each])}"
+        for each in ("fail", "warn")
+        if each in names
+    ]
+    return f"{len(checks)} checks: {', '.join([*quiet, *loud[:1]])}{'; '.join(['', *loud[1:]])}"
+
+
 def _of(panel: dict) -> str:
     return f"first {panel['num_examples']} examples"
 
@@ -164,7 +232,7 @@ def _named(row: AttackRow) -> list[tuple[str, AttackRow]]:
 
 
 def summarize(
-    runs: AttackRuns, positions, sample, threat: ThreatModel, class_names, protocol
+    runs: AttackRuns, positions, sample, threat: ThreatModel, class_names, protocol, training
 ) -> RobustnessReport:
     """Returns the report over the examples with the given positions, without checks."""
     num_examples = len(positions)
@@ -183,6 +251,7 @@ def summarize(
         protocol=protocol,
         confusion=_confusion(runs, positions),
         class_names=class_names,
+        training=training,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 
-from he_keras.evaluation.report.formatting import epsilon_in_pixels
+from he_keras.evaluation.report.page import epsilon_in_pixels
 from he_keras.evaluation.run.examples import PREFIX
 
 _MOST_SHOWN = 3
