@@ -88,7 +88,6 @@ class PairedCounts:
         only_first: positions of the examples that only the first does.
         only_second: positions of the examples that only the second does.
         both_broken: examples that neither does.
-        interval: 95 % interval of the difference.
         p_value: of McNemar's exact two-sided test.
     """
 
@@ -99,13 +98,17 @@ class PairedCounts:
     only_first: np.ndarray
     only_second: np.ndarray
     both_broken: int
-    interval: tuple[float, float]
     p_value: float
 
     @property
     def difference(self) -> float:
         """Accuracy of the first run minus that of the second."""
         return (len(self.only_first) - len(self.only_second)) / self.num_examples
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the difference."""
+        return mcnemar_interval(len(self.only_first), len(self.only_second), self.num_examples)
 
     @property
     def num_examples(self) -> int:
@@ -344,7 +347,6 @@ def _paired_counts(first: ComparedRun, second: ComparedRun, criterion: str) -> P
         only_first=only_first,
         only_second=only_second,
         both_broken=int((~holds[0] & ~holds[1]).sum()),
-        interval=mcnemar_interval(len(only_first), len(only_second), len(holds[0])),
         p_value=mcnemar_p_value(len(only_first), len(only_second)),
     )
 
@@ -418,7 +420,10 @@ def paired_groups(
         for key in sorted(settings[0].keys() | settings[1].keys())
         if settings[0].get(key) != settings[1].get(key)
     ]
-    letters = [{run.seed: run.letter for run in group.runs} for group in (first, second)]
+    letters = [
+        {seed: run.letter for seed, run in zip(group.seeds, group.runs, strict=True)}
+        for group in (first, second)
+    ]
     seeds = sorted(letters[0].keys() & letters[1].keys())
     found = {(pair.first, pair.second, pair.criterion): pair.difference for pair in pairs}
     found |= {(second, first, name): -value for (first, second, name), value in found.items()}

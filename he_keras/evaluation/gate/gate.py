@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 
-from he_keras.evaluation.comparison import WORST_CASE, PairedCounts, compare
+from he_keras.evaluation.comparison import WORST_CASE, PairedCounts
 from he_keras.evaluation.gate import ci_files
 from he_keras.evaluation.gate.baseline import CHEAP, Baseline, read_baseline
 from he_keras.evaluation.gate.verdicts import (
@@ -15,6 +15,7 @@ from he_keras.evaluation.gate.verdicts import (
     of_loss,
     of_worst_case,
 )
+from he_keras.evaluation.report.comparison_report import compare
 from he_keras.evaluation.report.robustness_report import RobustnessReport
 from he_keras.evaluation.robustness import evaluate_robustness
 from he_keras.evaluation.run.examples import Examples

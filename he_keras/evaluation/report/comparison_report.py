@@ -278,7 +278,7 @@ def _comparison_page(comparison: Comparison, data_name: str) -> str:
     by_letter = {run.letter: run for run in runs}
     for pair in main:
         letters = pair.first, pair.second
-        values = {"a": by_letter[pair.first], "b": by_letter[pair.second]}
+        values: dict = {"a": by_letter[pair.first], "b": by_letter[pair.second]}
         values["pairs"] = [
             each for each in comparison.pairs if (each.first, each.second) == letters
         ]
