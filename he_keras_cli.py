@@ -20,6 +20,7 @@ PROGRAMS = {
     "transfer": "attack each of several models with images crafted for the others",
     "analyze": "measure and draw a property of trained models",
     "search": "search for scale, margin and other numbers of a configuration",
+    "reproduce": "fill the tables and figures of the papers",
     "export": "write a model for serving",
     "import": "make a Keras model of a public robust checkpoint",
     "zoo": "list public robust checkpoints, or download one",

@@ -1,7 +1,7 @@
 """CIFAR-10 experiments of the HE paper: --config=configs/he_cifar10.py:OBJECTIVE,HEAD.
 
-OBJECTIVE is pgd_at, alp or trades (Table 2), free_at or fast_at (Table 3), or standard (the victim
-of Table 7). HEAD is linear, he or m_he.
+OBJECTIVE is pgd_at, alp or trades (Tables 2 and 10), free_at or fast_at (Table 3), or standard (the
+victim of Table 7). HEAD is linear, he or m_he.
 
 Values, sources and deviations: he_keras/experiment/catalog/he_cifar10.py. `he-keras train --list`
 shows every experiment with its published numbers.

@@ -62,12 +62,17 @@ def pass_counts(objective: str, num_steps: int, num_replays: int) -> PassCounts:
     """
     if objective == "free_at":
         return PassCounts(num_replays, num_replays, num_replays)
+    if objective == "standard":
+        return PassCounts(1, 1, 1)
+    if objective == "llr":
+        # The search, two clean passes, and three that are trained through.
+        return PassCounts(num_steps + 3, num_steps + 5, 3)
     if objective == "trades":
         # One clean pass for the adversary, two that are trained through.
         return PassCounts(num_steps + 3, num_steps + 2, 2)
-    steps = 1 if objective == "fast_at" else num_steps
-    # ALP trains through a clean pass as well.
-    trained = 2 if objective == "alp" else 1
+    steps = 1 if objective in ("fast_at", "n_fgsm") else num_steps
+    # These train through a clean pass as well.
+    trained = 2 if objective in ("alp", "mart") else 1
     return PassCounts(steps + trained, steps + trained, trained)
 
 

@@ -24,7 +24,12 @@ from he_keras.experiment import catalog
 _MEASURED_NETWORK = "preact-resnet-18"
 _HOUR = 3600.0
 _MULTIPLY_ADD = 2
-_TRAINING_IMAGES = {"cifar10": 50_000, "imagenet2012": 1_281_167}
+_TRAINING_IMAGES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "mnist": 60_000,
+    "imagenet2012": 1_281_167,
+}
 #: Paper table, row (with any head: it changes nothing here), configuration.
 ROWS = (
     ("2 and 10", "PGD-AT", "cifar10_pgd_at_he"),
@@ -106,18 +111,26 @@ def cost_of(paper_table: str, row: str, config_name: str) -> Cost:
         (PassCounts(forward=2, input_gradient=2, weight_gradient=1), 11490, 0.56)
     """
     config = catalog.get_config(config_name)
-    examples = _TRAINING_IMAGES[config.data.name] - config.data.validation_examples
-    shape = tuple(config.network.input_shape)
-    return Cost(
-        paper_table,
-        row,
-        config.network.name,
-        multiply_adds(config.network.name, shape),
-        config.train.epochs,
-        examples,
-        config.train.epochs * -(-examples // config.train.batch_size),
-        passes_of(dict(config.objective)),
-    )
+    network, shape = config.network.name, tuple(config.network.input_shape)
+    epochs, examples = config.train.epochs, training_images(config)
+    steps = epochs * -(-examples // config.train.batch_size)
+    counted = multiply_adds(network, shape, **config.network.options)
+    passes = passes_of(config.objective.to_dict())
+    return Cost(paper_table, row, network, counted, epochs, examples, steps, passes)
+
+
+def training_images(config) -> int:
+    """Returns how many images of its data set a configuration trains on, by what is published.
+
+    Example:
+        >>> from he_keras.experiment import catalog
+        >>> training_images(catalog.get_config("cifar10_trades_he"))
+        49000
+    """
+    settings = config.data
+    if settings.train_examples:
+        return settings.train_examples
+    return _TRAINING_IMAGES[settings.name] - settings.validation_examples
 
 
 def passes_of(objective: dict) -> PassCounts:
@@ -127,13 +140,24 @@ def passes_of(objective: dict) -> PassCounts:
         >>> passes_of({"name": "alp", "num_steps": 10})
         PassCounts(forward=12, input_gradient=12, weight_gradient=2)
     """
-    name = objective["name"]
+    name, base = objective["name"], objective.get("base")
+    if base is not None:
+        inside = {"name": base} if isinstance(base, str) else dict(base)
+        inner = passes_of({**objective, "base": None, **inside})
+        # RAT trains adversarial training through a clean pass as well; AWP trains everything twice.
+        more = inner.weight_gradient if name == "awp" else int(inside["name"] != "trades")
+        return PassCounts(*(count + more for count in inner))
     num_steps, num_replays = objective.get("num_steps", 1), objective.get("num_replays", 1)
     return pass_counts(name, num_steps, num_replays)
 
 
-def multiply_adds(network: str, input_shape: tuple[int, int, int]) -> int:
+def multiply_adds(network: str, input_shape: tuple[int, int, int], **options) -> int:
     """Counts the multiply-adds of a forward pass of one image.
+
+    Args:
+        network: its name.
+        input_shape: of the images.
+        **options: of the network.
 
     Example:
         >>> round(multiply_adds("wide-resnet-34-10", (32, 32, 3)) / 1e9, 2)
@@ -141,7 +165,7 @@ def multiply_adds(network: str, input_shape: tuple[int, int, int]) -> int:
     """
     import he_keras as he
 
-    convolutions = convolutions_of(he.networks.get(network, input_shape))
+    convolutions = convolutions_of(he.networks.get(network, input_shape, **options))
     return sum(each.multiply_accumulates for each in convolutions)
 
 

@@ -14,6 +14,12 @@ from he_keras.benchmarks.convolutions import PassCounts
         ({"name": "trades", "num_steps": 10}, (13, 12, 2)),
         ({"name": "free_at", "num_replays": 8}, (8, 8, 8)),
         ({"name": "fast_at"}, (2, 2, 1)),
+        ({"name": "standard"}, (1, 1, 1)),
+        ({"name": "mart", "num_steps": 10}, (12, 12, 2)),
+        ({"name": "llr", "num_steps": 2}, (5, 7, 3)),
+        ({"name": "rat", "base": "trades", "num_steps": 10}, (13, 12, 2)),
+        ({"name": "rat", "base": "pgd_at", "num_steps": 10}, (12, 12, 2)),
+        ({"name": "awp", "base": {"name": "pgd_at", "num_steps": 10}}, (12, 12, 2)),
     ],
 )
 def test_passes_are_those_of_the_training_page(objective, expected):

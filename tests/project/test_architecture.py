@@ -55,6 +55,7 @@ ORDER = (
     "experiment",
     "__init__",
     "benchmarks",
+    "reproduction",
     "programs",
 )
 LAZY_IMPORTS = {

@@ -5,6 +5,7 @@ A file has `get_config(argument)`, which returns the configuration of one experi
 from here; configs/FILE.py of the repository is the same for reading and editing.
 """
 
+import functools
 import importlib
 import pathlib
 import types
@@ -43,10 +44,16 @@ def listing(searches_only: bool = False) -> str:
 
 def find(name: str) -> ExperimentEntry:
     """Returns what is known of an experiment, by its configuration's name."""
-    for entry in entries():
-        if entry.name == name:
-            return entry
-    raise ValueError(f"Not an experiment of a paper; expected a name of --list; received {name}")
+    if name not in _by_name():
+        raise ValueError(
+            f"Not an experiment of a paper; expected a name of --list; received {name}"
+        )
+    return _by_name()[name]
+
+
+@functools.cache
+def _by_name() -> dict[str, ExperimentEntry]:
+    return {entry.name: entry for entry in entries()}
 
 
 def get_config(name: str):
