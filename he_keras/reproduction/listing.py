@@ -1,6 +1,6 @@
 """What `--list` and `--dry_run` print: tables, cells, experiments, status and costs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from he_keras.reproduction import cells, figures
 from he_keras.reproduction.cells import Cell
@@ -29,7 +29,8 @@ class Speeds:
         return (
             f"Hours are counted operations over a speed: here {self.here / 1e9:.0f} GFLOP/s, "
             f"measured now on a training pass of PreActResNet-18; one modern GPU "
-            f"{self.device / 1e12:g} TFLOP/s, assumed (--tflops). What is done costs nothing."
+            f"{self.device / 1e12:g} TFLOP/s, assumed (--tflops). "
+            "What is done costs nothing. A row costs what it takes alone; rows share trainings."
         )
 
     def hours(self, parts: Iterable[Left]) -> str:
@@ -39,14 +40,17 @@ class Speeds:
         return f"{whole.hours(self.here):,.2f} h here, {whole.hours(self.device):,.3f} h on a GPU"
 
 
-def listing(tables: Iterable[str], runs: Runs, seeds, costs: Costs, speeds: Speeds) -> str:
+def listing(tables: Sequence[str], runs: Runs, seeds, costs: Costs, speeds: Speeds) -> str:
     """Returns every table with its cells, experiments, published numbers, status and cost."""
     requests = [Request(table, runs, seeds=tuple(seeds)) for table in tables]
     counted = [len(request.cells()) for request in requests]
-    figure_names = [name.table for name in requests if cells.figure_of(name.table)]
+    num_figures = sum(cells.figure_of(table) is not None for table in tables)
+    what = (
+        f"{len(requests) - num_figures} tables with {sum(counted)} cells and {num_figures} figures"
+    )
     lines = [
-        f"{len(requests) - len(figure_names)} tables with {sum(counted)} cells and "
-        f"{len(figure_names)} figures; scale {runs.scale}, seeds {', '.join(map(str, seeds))}",
+        f"{what if len(requests) > 1 else tables[0]}, scale {runs.scale}, "
+        f"seeds {', '.join(map(str, seeds))}",
         speeds.heading(),
     ]
     for request in requests:
@@ -68,16 +72,20 @@ def _section(request: Request, costs: Costs, speeds: Speeds) -> list[str]:
     filled = fill(request.cells(), request.runs, request.seeds)
     for row in dict.fromkeys(each.cell.row for each in filled):
         of_row = [each for each in filled if each.cell.row == row]
-        own = [request.runs.of_cell(each.cell, seed) for each in of_row for seed in request.seeds]
-        folders = {run.folder for run in own if run is not None}
-        hours = speeds.hours(left for each, left in work if each.run.folder in folders)
-        states = ", ".join(dict.fromkeys(each.status for each in of_row))
+        hours = speeds.hours(left for _, left in cost_of(request._replace(rows=(row,)), costs))
+        states = _states(of_row)
         public = next((each.cell.checkpoint for each in of_row if each.cell.checkpoint), "")
         lines.append(f"  {row} [{_experiments(of_row)}]: {states}; {hours}")
         if public:
             lines.append(f"      public checkpoint: {public} (--checkpoint='{row}:FILE')")
         lines += [f"      {_line(each)}" for each in of_row]
     return lines
+
+
+def _states(filled) -> str:
+    """The states of the cells that something stands for."""
+    found = [each.status for each in filled if each.cell.model] or [filled[0].status]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _experiments(filled) -> str:

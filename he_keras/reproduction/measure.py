@@ -154,7 +154,7 @@ class Measuring:
         added = accuracies.get(_SCALE_FREE) if len(accuracies) > len(chosen) else None
         found = {}
         for wanted, original, smaller in members:
-            is_soft = added is not None and original.logit_scale != "model"
+            is_soft = original.logit_scale != "model" and _depends_on_scale(original)
             found[wanted.key()] = {
                 "value": accuracies[smaller.name],
                 "examples": report.num_examples,
@@ -188,6 +188,10 @@ class Measuring:
                     for severity, share in shares.items()
                 }
             )
+
+
+def _depends_on_scale(attack: Attack) -> bool:
+    return getattr(attack, "loss", None) in ("ce", "kl")
 
 
 def can_measure(wanted: Measurement, run: Run) -> bool:

@@ -92,6 +92,7 @@ class Runs:
         self.folder = pathlib.Path(folder) / scale
         self._checkpoints = self._read_checkpoints()
         self._found: dict[tuple[Model, int], Run] = {}
+        self._folders: dict[str, pathlib.Path] = {}
 
     def of(self, model: Model, seed: int) -> Run:
         """Returns the run of a model and a seed, whether it exists or not."""
@@ -103,9 +104,12 @@ class Runs:
         config = scales.configuration(model, self.scale, seed)
         check_config(config)
         digits = scales.identity(config)
-        models = self.folder / "models"
-        known = sorted(models.glob(f"*-{digits}"))
-        folder = known[0] if known else models / f"{model.experiment}-{digits}"
+        if digits not in self._folders:
+            models = self.folder / "models"
+            known = sorted(models.glob(f"*-{digits}"))
+            new = models / f"{model.experiment}-{digits}"
+            self._folders[digits] = known[0] if known else new
+        folder = self._folders[digits]
         with config.unlocked():
             config.name = folder.name.removesuffix(f"-{digits}")
         return Run(folder, config)
