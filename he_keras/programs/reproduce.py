@@ -9,7 +9,7 @@ he-keras reproduce all --scale=smoke                          (every cell of eve
 
 --scale=paper is the paper's experiment. --scale=cpu is a small one on real data. --scale=smoke only
 shows that everything runs. The same command goes on where an interrupted one stopped. The manual is
-docs/reproduce.md.
+docs/research/reproduce.md.
 """
 
 import pathlib
