@@ -47,8 +47,8 @@ class ComparedRun:
     """
 
     letter: str
-    source: StoredReport
-    holds: dict[str, np.ndarray]
+    source: StoredReport = dataclasses.field(repr=False)
+    holds: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     @property
     def title(self) -> str:
@@ -95,8 +95,8 @@ class PairedCounts:
     second: str
     criterion: str
     both_hold: int
-    only_first: np.ndarray
-    only_second: np.ndarray
+    only_first: np.ndarray = dataclasses.field(repr=False)
+    only_second: np.ndarray = dataclasses.field(repr=False)
     both_broken: int
     p_value: float
 

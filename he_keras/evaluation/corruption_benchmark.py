@@ -81,10 +81,10 @@ class CorruptionReport:
     source: str
     num_images: int
     severities: tuple[int, ...]
-    accuracy: dict[str, tuple[float, ...]]
+    accuracy: dict[str, tuple[float, ...]] = dataclasses.field(repr=False)
     clean_accuracy: float | None = None
     seed: int = 0
-    baseline_errors: dict[str, float] | None = None
+    baseline_errors: dict[str, float] | None = dataclasses.field(default=None, repr=False)
     model: dict | None = None
     bounds: tuple[float, float] = UNIT_BOUNDS
     data: str | None = None

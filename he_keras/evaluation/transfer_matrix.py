@@ -76,7 +76,7 @@ class TransferMatrix:
 
     attack: str
     robust_accuracy: tuple[tuple[float, ...], ...]
-    settings: dict
+    settings: dict = dataclasses.field(repr=False)
     names: tuple[str, ...]
     clean_accuracy: tuple[float, ...]
     num_examples: int

@@ -187,6 +187,7 @@ def sample_report(**changes):
 
 def test_json_and_table():
     report = sample_report(clean_accuracy=0.9)
+    assert len(repr(report)) < 400
     stored = json.loads(json.dumps(report.to_json()))
     assert stored["source"] == "generated" and stored["num_images"] == 100
     assert stored["mean_corruption_accuracy"] == pytest.approx((14 * 0.6 + 1) / 15)

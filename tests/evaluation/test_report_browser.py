@@ -49,8 +49,13 @@ def started_driver():
 def written_pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     runs = [
-        write_sample(folder / name, seed=seed, title=f"Run {name}")
-        for seed, name in enumerate("ab")
+        write_sample(
+            folder / name,
+            seed=number,
+            title=f"Run {name}",
+            training={"name": LONG_NAME, "seed": number // 2, "width": number % 2},
+        )
+        for number, name in enumerate("abcd")
     ]
     attacks = json.loads((runs[0] / "report.json").read_text())["attacks"]
     attacks[0]["name"] = LONG_NAME

@@ -184,7 +184,9 @@ def test_console_tells_threat_means_and_pairs(both):
 
 
 def test_short_forms_are_short(six, both):
-    assert len(repr(both).splitlines()) <= 5
+    for each in (both, both.runs[0], both.pairs[0], both.groups[0], both.runs[0].source):
+        lines = repr(each).splitlines()
+        assert len(lines) <= 5 and max(map(len, lines)) < 400
     shown = both._repr_html_()
     assert "<td>linear-2</td>" in shown and "Paired by seed" in shown
 

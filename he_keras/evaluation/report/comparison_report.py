@@ -290,9 +290,9 @@ def _comparison_page(comparison: Comparison, data_name: str) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    """The names of what is compared: configurations if there are groups of seeds, else runs."""
-    names = [group.name for group in comparison.groups] or [run.title for run in comparison.runs]
-    names = list(dict.fromkeys(names))
+    """The names of what is compared: a group of seeds has the name of its configuration."""
+    name_of = {run.letter: group.name for group in comparison.groups for run in group.runs}
+    names = list(dict.fromkeys(name_of.get(run.letter, run.title) for run in comparison.runs))
     title = " and ".join(names[:2])
     return title + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 

@@ -38,9 +38,9 @@ class StoredReport:
     """
 
     folder: pathlib.Path
-    report: dict[str, Any]
-    per_example: dict[str, np.ndarray]
-    gallery: dict[str, np.ndarray]
+    report: dict[str, Any] = dataclasses.field(repr=False)
+    per_example: dict[str, np.ndarray] = dataclasses.field(repr=False)
+    gallery: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     @property
     def num_classes(self) -> int:
