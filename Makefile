@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-real test-lowest test-newest benchmark lint format clean
+.PHONY: help setup quickstart test test-slow test-real test-lowest test-newest benchmark docs lint format clean
 
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
@@ -32,6 +32,7 @@ help:
 	@echo "make test-lowest the fast tests with the lowest versions that setup.py allows"
 	@echo "make test-newest the fast tests with the newest versions; TESTS=FILES: some of them"
 	@echo "make benchmark   speeds of training and the stored ones, as runs/benchmark.json"
+	@echo "make docs        the documentation as a site, in site/; ends with an error for a broken link"
 	@echo "make lint        format, lint and type checks;  make format  repairs what it can"
 	@echo "make clean       removes the virtual environment and the caches"
 
@@ -78,6 +79,15 @@ benchmark: $(STAMP)
 	@mkdir -p runs
 	$(VENV_PYTHON) tools/benchmark.py guard --tools=torch:channels-last --rounds=2 --output=runs/benchmark.json
 
+# Beside the development tools, because the reference is read from the imported package.
+$(VENV)/.docs: setup.py constraints.txt | $(STAMP)
+	@echo "Installing MkDocs into $(VENV): half a minute, once"
+	@$(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --quiet --strict
+
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff format --check $(SOURCES)
 	$(VENV_PYTHON) -m ruff check $(SOURCES)
@@ -88,5 +98,5 @@ format: $(STAMP)
 	$(VENV_PYTHON) -m ruff check --fix $(SOURCES)
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find he_keras tools configs tests -type d -name __pycache__ -prune -exec rm -rf {} +

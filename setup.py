@@ -51,7 +51,7 @@ EXTRAS = {
     ],
     "onnx": ONNX,
     "serve": SERVE,
-    "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.26"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2"],
     "dev": [
         "ruff>=0.12",
         "mypy>=1.11",

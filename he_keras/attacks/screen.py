@@ -10,7 +10,7 @@ from he_keras.attacks.square import Square
 from he_keras.threat import ThreatModel
 
 #: Chosen: less than a tenth of AutoAttack's passes, and nearly its verdicts; the figures are in
-#: docs/reference/attacks.md.
+#: docs/research/attacks.md.
 _STEPS = 30
 _TARGETS = 5
 _QUERIES = 100

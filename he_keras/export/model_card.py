@@ -81,7 +81,7 @@ def model_card(
     calibration: Calibration | None = None,
     conversions: dict | None = None,
 ) -> dict:
-    """Returns the card as plain data; `docs/how-to/export.md` describes each field.
+    """Returns the card as plain data; `docs/reference/exported_model.md` describes each field.
 
     Args:
         served: the exported model.

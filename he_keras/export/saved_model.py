@@ -4,7 +4,7 @@ It is written to `<directory>/<version>/`, as TensorFlow Serving expects. The si
 `serving_default` takes float images within the model's bounds, `serve_uint8` takes bytes 0..255,
 and `serve_bytes` takes PNG or JPEG files. All return `logits` (scale included), `probabilities`,
 `classes`, and `scores` and `labels`, which are the classes in descending order of probability. With
-a `CosineHead` they also return `cosines`. `docs/how-to/export.md` says more.
+a `CosineHead` they also return `cosines`. `docs/reference/exported_model.md` says more.
 """
 
 import pathlib

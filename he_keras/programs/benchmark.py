@@ -14,7 +14,7 @@ profile: where the time of one training step goes, by kinds of operations.
 growth: seconds of a step over attack steps and batch sizes, and memory over many steps.
 guard: compares ratios with the stored ones; ends with 1 if one has become worse by more than 30 %.
 cost: what the papers' CIFAR-10 and ImageNet tables take, by counted operations
-(docs/how-to/devices.md).
+(docs/research/cost.md).
 serving: requests that he-keras serve answers, and what the model alone computes. --model is the
 folder of an exported model's versions. It needs the program wrk.
 """

@@ -1,7 +1,7 @@
 """keras-tuner's oracles, which here survive a kill at any moment and the loss of a worker.
 
-An oracle decides what is tried next and records what came of it. docs/how-to/search.md lists what
-keras-tuner's own oracles lose at a kill, and what is done about it here.
+An oracle decides what is tried next and records what came of it. docs/reference/search.md lists
+what keras-tuner's own oracles lose at a kill, and what is done about it here.
 
 This module imports keras-tuner, so it is only imported by functions.
 """

@@ -2,7 +2,7 @@
 
 Where two ways to the boundary are equally short, rounding decides which one FAB takes. The stored
 outputs are those of a float32 network on another CPU, and the code that made them does not
-give all of them again on this one (`docs/reference/attacks.md` has the figures). So flags, losses,
+give all of them again on this one (`docs/research/attacks.md` has the figures). So flags, losses,
 distances and pixels are compared twice, with the network in float32 and in float64. For every
 image that differs there is a proof that rounding is the reason; either
 

@@ -1,4 +1,4 @@
-"""Which adversaries of training see the margin of an HE head, as docs/how-to/train.md says."""
+"""Which adversaries of training see the margin of a head, as docs/reference/objectives.md says."""
 
 import keras
 import numpy as np

@@ -3,7 +3,7 @@
 With AutoAttack's own random numbers ours is the same search, query for query. With its own random
 numbers only the rate can be compared. It depends on one of the 64 images on the HE model, number
 55, which AutoAttack breaks with 7 of the seeds 0 to 23 and ours with 7. So means of three seeds,
-of AutoAttack itself as of ours, are anything from 50.0 to 51.6 %, see `docs/reference/attacks.md`.
+of AutoAttack itself as of ours, are anything from 50.0 to 51.6 %, see `docs/research/attacks.md`.
 """
 
 import functools

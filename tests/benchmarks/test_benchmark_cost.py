@@ -1,4 +1,4 @@
-"""The arithmetic of the costs in docs/how-to/devices.md."""
+"""The arithmetic of the costs in docs/research/cost.md."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from he_keras.benchmarks.convolutions import PassCounts
     ],
 )
 def test_passes_are_those_of_the_training_page(objective, expected):
-    """f, b and B = b + weights, by docs/how-to/train.md."""
+    """f, b and B = b + weights, by docs/reference/objectives.md."""
     assert cost.passes_of(objective) == PassCounts(*expected)
 
 

@@ -52,7 +52,7 @@ def forget(before):
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(folder, run):
-    train, evaluate = re.findall(r"^    he-keras (\w+) (.*)$", PAGE, re.MULTILINE)
+    train, evaluate = re.findall(r"^he-keras (\w+) (.*)$", PAGE, re.MULTILINE)
     before = [set(each) for each in REGISTRIES]
     code, _, err = run(train[0], *train[1].split())
     assert code == 0, err
