@@ -28,7 +28,7 @@ MEANINGS = {
     "optimizer.learning_rate": "Highest learning rate of the schedule.",
     "optimizer.momentum": "Momentum of SGD; beta_1 of Adam.",
     "optimizer.weight_decay": "Weight decay, coupled as in PyTorch; 0 for Adam.",
-    "schedule.name": "Schedule of the learning rate; the other keys of the section are its options.",
+    "schedule.name": "Schedule of the learning rate; all other keys here are its options.",
     "epsilon_schedule.name": "Schedule of the radius in training; empty: none.",
     "train.epochs": "Number of epochs.",
     "train.batch_size": "Images of one update, over all devices together.",
