@@ -67,7 +67,7 @@ def flat(config, prefix: str = "") -> dict:
         >>> flat({"head": {"kind": "he", "options": {}}})
         {'head.kind': 'he', 'head.options': {}}
     """
-    found = {}
+    found: dict = {}
     for key, value in config.items():
         if hasattr(value, "items") and len(value):
             found |= flat(value, f"{prefix}{key}.")
