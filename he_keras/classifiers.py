@@ -16,6 +16,7 @@ from he_keras.evaluation.statistics import CHANCE_LEVEL, fewest_beyond, mcnemar_
 from he_keras.layers.call_context import call_context
 from he_keras.networks import surgery
 from he_keras.networks.checks import PROBABILITIES, check_single
+from he_keras.snapshot_ensemble import SnapshotEnsemble
 from he_keras.threat import UNIT_BOUNDS, trained_threat
 
 OUTPUTS = ("auto", "logits", "probabilities")
@@ -84,8 +85,12 @@ def wrap_classifier(
     of the layers: train first, then wrap. Where nothing has to be done, it is the model itself.
     Where the evidence is ambiguous, an error says which argument decides.
 
+    A model in Python, such as a plain function, cannot be wrapped. One column of its sigmoid looks
+    like one logit, so pass a function that returns a logit for each class.
+
     Args:
-        model: a trained `keras.Model` from images to probabilities or logits.
+        model: a trained `keras.Model` from images to probabilities or logits. Of an ensemble, each
+            member is wrapped.
         outputs: what the model returns: "logits", "probabilities" or "auto".
         pixels: what the model takes: "0..1", "0..255" or "auto".
         images: clean images, in [0, 1] or in 0..255, by which "auto" decides. Some hundred are
@@ -102,6 +107,9 @@ def wrap_classifier(
     """
     check_choice("outputs", outputs, OUTPUTS)
     check_choice("pixels", pixels, PIXELS)
+    if isinstance(model, SnapshotEnsemble):
+        options = (outputs, pixels, images, labels, verbose)
+        return model.with_members(lambda member: wrap_classifier(member, *options))
     _check_classifier(model)
     if knows_its_images(model):
         _check_nothing_asked(model, outputs, pixels)

@@ -12,13 +12,14 @@ classifier: its probabilities are normalised geometric means.
 """
 
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks.framework.precision import at_least_float32
+from he_keras.attacks.framework.victim import check_not_probabilities
 from he_keras.model_files import load_classifier
 from he_keras.threat import ThreatModel, bounds_of, trained_threat
 
@@ -32,7 +33,7 @@ class SnapshotEnsemble(keras.Model):
 
     Args:
         members: at least one `keras.Model` from images to logits, all of the same images and
-            classes; not probabilities.
+            classes. `he.wrap_classifier` makes such models of others, and takes ensembles too.
         **kwargs: `name` and such of `keras.Model`.
 
     Example:
@@ -76,6 +77,18 @@ class SnapshotEnsemble(keras.Model):
         files = [file for path in paths for file in _files(pathlib.Path(path))]
         return cls([load_classifier(file) for file in files], **kwargs)
 
+    def with_members(self, prepare: Callable) -> "SnapshotEnsemble":
+        """Returns an ensemble of `prepare(member)`; this one if that changes no member."""
+        members = [prepare(each) for each in self.members]
+        is_same = all(new is old for new, old in zip(members, self.members, strict=True))
+        return self if is_same else type(self)(members, name=self.name)
+
+    @property
+    def conversion(self) -> str:
+        """What `wrap_classifier` did to the members, if anything."""
+        done = dict.fromkeys(getattr(each, "conversion", "") for each in self.members)
+        return "; ".join(filter(None, done))
+
     @property
     def threat(self) -> ThreatModel | None:
         """What all members were trained with, if that is the same."""
@@ -103,6 +116,10 @@ class SnapshotEnsemble(keras.Model):
     def call(self, inputs, training=None):
         """Returns the logarithm of the mean probabilities, in float32 or better."""
         logits = [at_least_float32(member(inputs, training=False)) for member in self.members]
+        if tf.executing_eagerly():
+            # The mean of their softmax would hide it from the attacks, which check the same.
+            for member, each in zip(self.members, logits, strict=True):
+                check_not_probabilities(each.numpy(), member)
         logs = [tf.nn.log_softmax(each) for each in logits]
         if len({log.shape[-1] for log in logs}) > 1:
             raise ValueError(

@@ -38,7 +38,8 @@ class Transfer(Attack):
     Args:
         threat: the threat model.
         path: file of the substitute, see `he_keras.model_files.load_classifier`; loaded here, and
-            again when the attack is restored from its configuration.
+            again when the attack is restored from its configuration. It must return logits of
+            images within the threat model's bounds: `he.wrap_classifier` makes such a model.
         num_steps: number of steps on the substitute.
         step_size: length of a step; default as in `ProjectedGradient`.
         method: "pgd" or "mim".
@@ -100,7 +101,16 @@ class Transfer(Attack):
         self.loss = loss
         self.min_classes = self.ascent.min_classes
         self.has_targeted_form = self.ascent.has_targeted_form
-        self.substitute = Victim(load_classifier(self.path), self.logit_scale)
+        self._substitute = Victim(load_classifier(self.path), self.logit_scale)
+
+    @property
+    def substitute(self) -> Victim:
+        """The classifier that the images are crafted for."""
+        return self._substitute
+
+    def replace_substitute(self, model) -> None:
+        """Takes a model in place of the loaded one, such as what `wrap_classifier` made of it."""
+        self._substitute = Victim(model, self.logit_scale)
 
     def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Crafts on the substitute; the attacked model is not asked."""

@@ -100,9 +100,9 @@ def _subject(name: str, path: pathlib.Path, examples: dict):
     if remark:
         print(f"{name}: {remark}")
     images, labels = _examples(config, threat, examples)
-    model, done = model_flags.as_classifier(model, (images, labels))
+    model, done = model_flags.as_classifier(model, (images, labels), name)
     if done:
-        print(f"{name}: {done}")
+        print(done)
     folder = path if path.is_dir() else None
     return Subject(name, model, images, labels, threat, settings, folder)
 

@@ -76,9 +76,10 @@ def run(merge: bool) -> None:
     threat, attacks, mode, protocol, remark = _plan(config, model)
     dataset = evaluation_flags.test_examples(config)
     model, done = model_flags.as_classifier(model, dataset)
+    substitutes = model_flags.prepare_substitutes(attacks, dataset)
     cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
-    if done:
-        print(done)
+    for each in filter(None, (done, *substitutes)):
+        print(each)
     asked: dict[str, Any] = {
         "mode": _MODE.value or mode,
         "checks": _CHECKS.value,

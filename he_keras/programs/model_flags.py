@@ -113,36 +113,78 @@ def _pixels(models: list, bounds) -> tuple[float, float]:
     return known.pop()
 
 
-def as_classifier(model, dataset=None) -> tuple:
+def as_classifier(model, dataset=None, name: str = "Model") -> tuple:
     """Returns a model that maps images in [0, 1] to logits, and what was done to an ordinary one.
+
+    Of an ensemble, each member is made such a model.
 
     Args:
         model: what `load_classifier` returned.
         dataset: a data set, or two arrays of images in [0, 1] and labels. Without it, the first
             layers show the pixels of a model, or it takes [0, 1].
+        name: what the text calls the model.
     """
-    import keras
+    from he_keras import SnapshotEnsemble
 
-    from he_keras import classifiers
-
-    given = {"outputs": _OUTPUTS.value, "pixels": _PIXELS.value}
-    asked = [f"--{name}={value}" for name, value in given.items() if value != "auto"]
-    is_ordinary = isinstance(model, keras.Model) and not classifiers.knows_its_images(model)
-    if asked and (_BOUNDS.value or not is_ordinary):
+    if isinstance(model, SnapshotEnsemble):
+        return _as_ensemble(model, dataset)
+    asked = [
+        f"--{flag.name}={flag.value}" for flag in (_OUTPUTS, _PIXELS) if flag.value != "auto"
+    ]
+    if asked and not _is_to_be_wrapped(model):
         other = "--bounds" if _BOUNDS.value else f"a {type(model).__name__}"
         raise ValueError(
             "--outputs and --pixels are for ordinary Keras classifiers in a .keras file; expected "
             f"no such flag; received {' '.join(asked)} with {other}"
         )
-    if _BOUNDS.value or not is_ordinary:
-        return model, ""
+    return _wrapped(model, dataset, name) if _is_to_be_wrapped(model) else (model, "")
+
+
+def prepare_substitutes(attacks: Iterable, dataset) -> list[str]:
+    """Does to what transfer attacks have loaded what `as_classifier` does, and says so."""
+    from he_keras.attacks import Transfer
+
+    told = []
+    for attack in attacks:
+        if isinstance(attack, Transfer) and _is_to_be_wrapped(attack.substitute.model):
+            model, done = _wrapped(attack.substitute.model, dataset, attack.name)
+            attack.replace_substitute(model)
+            told.append(done)
+    return told
+
+
+def _is_to_be_wrapped(model) -> bool:
+    import keras
+
+    from he_keras import classifiers
+
+    is_ordinary = isinstance(model, keras.Model) and not classifiers.knows_its_images(model)
+    return is_ordinary and not _BOUNDS.value
+
+
+def _wrapped(model, dataset, name: str) -> tuple:
+    from he_keras import classifiers
+
     images, labels = _some_examples(dataset) if dataset is not None else (None, None)
-    found = classifiers.inspect(model, **given, images=images, labels=labels)
+    found = classifiers.inspect(model, _OUTPUTS.value, _PIXELS.value, images, labels)
     if found.pixels is None and found.kind == "logits" and found.columns > 1:
         note = "nothing shows its pixels: taken as 0..1, --pixels says otherwise"
         found = dataclasses.replace(found, pixels="0..1", evidence=note)
     wrapped = classifiers.wrapped_as_found(model, found)
-    return wrapped, f"Model: {classifiers.remark(wrapped, found)}"
+    return wrapped, f"{name}: {classifiers.remark(wrapped, found)}"
+
+
+def _as_ensemble(ensemble, dataset) -> tuple:
+    """An ensemble of what `as_classifier` makes of its members."""
+    told: list[str] = []
+
+    def prepare(member):
+        place = ensemble.members.index(member) + 1
+        classifier, done = as_classifier(member, dataset, f"Member {place}")
+        told.extend([done] if done else [])
+        return classifier
+
+    return ensemble.with_members(prepare), "\n".join(told)
 
 
 def _some_examples(dataset):

@@ -47,8 +47,8 @@ def _transfer(paths: list[str]) -> str:
         options["step_size"] = evaluation_flags.STEP_SIZE.value
     dataset = evaluation_flags.test_examples(config)
     for name in models:
-        models[name], done = model_flags.as_classifier(models[name], dataset)
-        remark += f"\n{name}: {done}" if done else ""
+        models[name], done = model_flags.as_classifier(models[name], dataset, name)
+        remark += f"\n{done}" if done else ""
     cli.end_at_once_on_interrupt("Interrupted: nothing was written.")
     matrices = transfer_matrix(
         models,

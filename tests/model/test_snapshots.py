@@ -257,3 +257,17 @@ def test_members_must_know_the_same_classes():
     other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     with pytest.raises(ValueError, match=r"same number; received \[3, 4\]"):
         SnapshotEnsemble([*linear_members(1), other])(IMAGES)
+
+
+def test_members_with_a_softmax_are_refused_and_can_be_wrapped():
+    members = []
+    for member in linear_members():
+        members.append(keras.Sequential([*member.layers, keras.layers.Softmax()]))
+    ensemble = SnapshotEnsemble(members)
+    with pytest.raises(ValueError, match="The model returns probabilities; expected logits"):
+        he.attacks.get("fgsm", THREAT)(ensemble, IMAGES, LABELS)
+    wrapped = he.wrap_classifier(ensemble, pixels="0..1", verbose=False)
+    expected = np.mean([each.predict(IMAGES, verbose=0) for each in members], axis=0)
+    np.testing.assert_allclose(softmax(np.asarray(wrapped(IMAGES))), expected, atol=1e-6)
+    assert wrapped.conversion == "softmax removed"
+    assert he.wrap_classifier(wrapped) is wrapped

@@ -113,6 +113,26 @@ def test_transfer_takes_ordinary_models(run, files, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:One-hot")
+def test_members_of_an_ensemble_and_substitutes_are_wrapped_too(run, files, tmp_path):
+    ordinary().save(tmp_path / "other.keras")
+    mine, other = files / "mine.keras", tmp_path / "other.keras"
+    flags = [f"--ensemble={mine},{other}", *flags_of(files)[1:], f"--output_dir={tmp_path}"]
+    code, out, err = run("evaluate", "--nochecks", *flags, f"--attacks=transfer:{mine}")
+    assert code == 0, err
+    assert f"Member 1: {DONE}" in out and f"Member 2: {DONE}" in out
+    assert f"transfer:{mine}: {DONE}" in out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["settings"]["model"]["conversion"] == DONE
+    images, labels = examples()
+    answers = ordinary().predict(images.astype("float32"), verbose=0)
+    assert report["clean_accuracy"] == pytest.approx((answers.argmax(axis=1) == labels).mean())
+    # Two equal members and their equal as a substitute: no other attack could be stronger.
+    rival = np.max(images[:, 0, 0] - 1000.0 * np.eye(CLASSES)[labels], axis=1)
+    ahead = images[np.arange(60), 0, 0, labels] - rival
+    assert report["worst_case"] == pytest.approx((ahead > 16).mean(), abs=2 / 60)
+
+
+@pytest.mark.filterwarnings("ignore:One-hot")
 def test_export_takes_it_and_knows_its_evaluation(run, files, evaluated, tmp_path):
     flags = flags_of(files, f"--output_dir={tmp_path / 'served'}", f"--evaluation={evaluated}")
     code, out, err = run("export", *[each for each in flags if "epsilon" not in each])
@@ -162,4 +182,4 @@ def test_analyze_takes_it(run, files, tmp_path):
     flags = [f"--run={files / 'mine.keras'}", *flags_of(files, f"--output_dir={tmp_path}")[1:]]
     code, out, err = run("analyze", "gradient-norms", *flags, "--split=test", "--num_examples=16")
     assert code == 0, err
-    assert f"Model: {DONE}" in out
+    assert f"mine.keras: {DONE}" in out
