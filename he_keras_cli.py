@@ -1,10 +1,12 @@
 """The command `he-keras VERB --flags`, which every file of tools/ runs as well.
 
 This file is not part of the package he_keras because it must run before TensorFlow is loaded: to
-choose what TensorFlow's libraries print, and to end in one word on Ctrl-C.
+choose what TensorFlow's libraries print, to end in one word on Ctrl-C, and to answer mistakes in
+flags at once. Loading TensorFlow takes seconds.
 """
 
 import difflib
+import importlib.util
 import os
 import re
 import sys
@@ -45,16 +47,54 @@ def main(program: str | None = None) -> None:
     program, sys.argv = present_form(program, sys.argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
+        load_package = _put_off()
         from he_keras.programs import cli
+
+        arguments = cli.check_command(program)
+        load_package()
     except KeyboardInterrupt:
         print("Interrupted")
         sys.exit(130)
-    except ModuleNotFoundError as error:
-        if getattr(sys.modules.get("he_keras"), "__file__", "") is not None:
-            raise
-        folder = next(iter(sys.modules["he_keras"].__path__))
-        sys.exit(_error(f"{error}: the folder {folder} hides the package; run in another folder"))
-    cli.run_program(program)
+    cli.run_program(program, arguments)
+
+
+def _put_off():
+    """Makes the package known without running its __init__, which loads TensorFlow.
+
+    Until the function that is returned runs it, only parts that need no TensorFlow can be imported.
+    """
+    if "he_keras" in sys.modules:
+        return lambda: None
+    _check_not_hidden()
+    package = _as_folder("he_keras")
+    # Its catalog knows the names of the experiments.
+    _as_folder("he_keras.experiment")
+
+    def load() -> None:
+        del sys.modules["he_keras.experiment"]
+        package.__spec__.loader.exec_module(package)
+
+    return load
+
+
+def _as_folder(name: str):
+    """Enters a package into `sys.modules` as it is before its __init__ runs."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    return sys.modules[name]
+
+
+def _check_not_hidden() -> None:
+    """Ends the program if Python takes something else for the package."""
+    spec = importlib.util.find_spec("he_keras")
+    if spec is None:
+        sys.exit(_error("The package he_keras is not there; expected: pip install he_keras"))
+    folders = list(spec.submodule_search_locations or [])
+    if not any(os.path.isfile(os.path.join(each, "programs", "cli.py")) for each in folders):
+        found = spec.origin or folders[0]
+        sys.exit(_error(f"{found} hides the package he_keras; run in another folder, or rename it"))
 
 
 def present_form(program: str, argv: list[str]) -> tuple[str, list[str]]:

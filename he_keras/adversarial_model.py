@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from he_keras import cpu, losses
-from he_keras.arguments import check_seed
+from he_keras.arguments import check_seed, check_takes
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.result import is_wrong
@@ -408,10 +408,12 @@ class HEAdversarialModel(CurrentFunctions):
         objective, variables = self.objective, self.trainable_variables
         step = TrainingStep(self.step_seed(), number, sample_weight)
         x_adv = objective.craft_in_step(self, images, labels, step)
+        training_batch.check_crafted(x_adv, images, objective)
         watched = [x_adv] if objective.needs_image_gradient else []
         with tf.GradientTape() as tape, added_losses.collected() as added:
             tape.watch(watched)
             training_pass = objective.forward_in_step(self, images, labels, x_adv, step)
+            training_batch.check_pass(training_pass, objective)
             per_example = weighted(training_pass.losses, sample_weight)
             # By the global count, uneven shares of the replicas weigh as one batch would.
             global_count = replicas.total(tf.cast(tf.size(per_example), per_example.dtype))
@@ -540,6 +542,13 @@ def _check_objective(objective) -> None:
             "Invalid objective; expected an Objective such as he_keras.objectives.PGDAT(threat); "
             f"received objective={objective!r}"
         )
+    if objective is not None:
+        name = type(objective).__name__
+        check_takes(objective.craft, f"{name}.craft", "model", "images", "labels", "seed")
+        forward = ("model", "images", "labels", "x_adv", "training")
+        check_takes(objective.forward, f"{name}.forward", *forward)
+        # It is saved with the model, at the end of hours.
+        objective.get_config()
 
 
 def _is_right(logits, labels):

@@ -1,6 +1,7 @@
 """Checks of arguments, made before any work: each error says what was expected and what came."""
 
 import difflib
+import inspect
 import math
 import numbers
 import re
@@ -11,6 +12,8 @@ from collections.abc import Iterable
 _LARGEST_SEED = 2**31 - 1
 #: What switches bold type and colours on and off in a terminal.
 BOLD_TYPE = re.compile("\x1b\\[[0-9;]*m")
+#: Where an error happened, as Python writes it.
+_PLACE = re.compile(r'File "(.+?)", line (\d+)')
 #: More names than the attacks have, which have the longest list that people read.
 _MOST_LISTED = 40
 #: Characters of another library's message that an error repeats: about three lines.
@@ -136,6 +139,35 @@ def unknown_name(kind: str, name, known: Iterable[str]) -> ValueError:
     )
 
 
+def check_options(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a ValueError for the first option that is not known; it suggests the nearest one.
+
+    Example:
+        >>> from he_keras.arguments import check_options
+        >>> check_options("pgd", ["stepsize"], ["num_steps", "step_size"])
+        Traceback (most recent call last):
+        ValueError: Unknown option of pgd; expected one of num_steps, step_size; received ...
+    """
+    known = tuple(known)
+    for each in given:
+        if each not in known:
+            raise ValueError(
+                f"Unknown option of {what}; expected one of {', '.join(known) or '(it has none)'}; "
+                f"received {each}{suggestion(each, known)}"
+            )
+
+
+def check_takes(function, name: str, *arguments: str) -> None:
+    """Raises a TypeError unless a function of somebody else's takes arguments in this order."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        raise TypeError(
+            f"{name} takes other arguments; expected {name}({', '.join(arguments)}); "
+            f"received {name}{inspect.signature(function)}"
+        ) from None
+
+
 def suggestion(name, known: Iterable[str]) -> str:
     """Returns the end of an error that suggests the known name near to `name`, if there is one."""
     by_lower_case = {each.lower(): each for each in known if isinstance(each, str)}
@@ -146,10 +178,21 @@ def suggestion(name, known: Iterable[str]) -> str:
 def reason_of(error: BaseException) -> str:
     """Returns another library's error in one line of at most 300 characters.
 
-    Keras writes its errors over many lines and in bold type, which is left out.
+    Keras writes its errors over many lines and in bold type, which is left out. TensorFlow repeats
+    the code that it traces; what remains is the error in it and its place.
     """
     text = BOLD_TYPE.sub("", str(error)) or type(error).__name__
+    if is_traced(error):
+        inner = text[text.rindex("\n\n    ") :].strip()
+        places = _PLACE.findall(text)
+        own = [place for place in places if "/he_keras/" not in place[0]] or places
+        text = inner if "; expected" in inner else f"{inner} ({own[-1][0]}, line {own[-1][1]})"
     return textwrap.shorten(text, _LONGEST_REASON)
+
+
+def is_traced(error: BaseException) -> bool:
+    """Whether TensorFlow has put its record of traced code around an error."""
+    return str(error).startswith("in user code:") and "\n\n    " in str(error).rstrip()
 
 
 def is_increasing(values) -> bool:

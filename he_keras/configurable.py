@@ -38,6 +38,12 @@ class Configurable:
         above: Any = super()
         inherited = above.get_config() if isinstance(self, keras.layers.Layer) else {}
         names = constructor_arguments(type(self))
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise TypeError(
+                f"{type(self).__name__} forgets an argument; expected each argument of __init__ as "
+                f"an attribute of the same name: self.{missing[0]} = {missing[0]}; received none"
+            )
         return {**inherited, **{name: _plain(getattr(self, name)) for name in names}}
 
     @classmethod

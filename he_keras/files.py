@@ -22,6 +22,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from he_keras.arguments import suggestion
+
 
 @contextlib.contextmanager
 def lock(path, shared: bool = False, wait: bool = False) -> Iterator[bool]:
@@ -188,6 +190,22 @@ def write_arrays(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def check_model_exists(path) -> None:
+    """Raises a ValueError where there is no file or folder; it suggests one of a similar name."""
+    if not pathlib.Path(path).exists():
+        raise ValueError(
+            "No model; expected an existing .keras file, run folder or SavedModel folder; "
+            f"received {path}{beside(path)}"
+        )
+
+
+def beside(path) -> str:
+    """The end of an error that suggests a file or folder of a similar name, if there is one."""
+    path = pathlib.Path(path)
+    names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+    return "" if path.exists() else suggestion(path.name, names)
 
 
 def make_writable(folder: pathlib.Path, purpose: str) -> pathlib.Path:

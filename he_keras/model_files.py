@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from he_keras.arguments import reason_of, suggestion
+from he_keras.arguments import reason_of
+from he_keras.files import beside, check_model_exists
 from he_keras.threat import UNIT_BOUNDS, ThreatModel
 
 _RUN_MODEL = "model.keras"
@@ -44,11 +45,7 @@ def load_classifier(path, signature: str | None = None, output: str | None = Non
         >>> # model = load_classifier("serving/cifar10")
     """
     path = pathlib.Path(path)
-    if not path.exists():
-        raise ValueError(
-            "No model; expected an existing .keras file, run folder or SavedModel folder; "
-            f"received {path}{_beside(path)}"
-        )
+    check_model_exists(path)
     run_model = path / _RUN_MODEL
     folder = None if run_model.is_file() else _saved_model_folder(path)
     if folder is not None:
@@ -77,7 +74,7 @@ def load_keras_file(path, compile: bool = True):
     path = pathlib.Path(path)
     if not path.is_file() or path.suffix != ".keras":
         raise ValueError(
-            f"No model; expected an existing .keras file; received {path}{_beside(path)}"
+            f"No model; expected an existing .keras file; received {path}{beside(path)}"
         )
     if not zipfile.is_zipfile(path):
         fault = f"damaged, or of another kind: {path.stat().st_size} bytes that are no zip archive"
@@ -87,12 +84,6 @@ def load_keras_file(path, compile: bool = True):
     # The file may be anything, and so may be what goes wrong in reading it.
     except Exception as error:
         raise _unreadable(path, "a .keras file", error) from error
-
-
-def _beside(path: pathlib.Path) -> str:
-    """The end of an error that suggests a file or folder of a similar name, if there is one."""
-    names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
-    return "" if path.exists() else suggestion(path.name, names)
 
 
 class SavedClassifier:

@@ -1,6 +1,6 @@
 """Things that are found by their names: attacks, objectives, networks, schedules, ..."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from he_keras.arguments import unknown_name
@@ -37,6 +37,37 @@ class Registry(dict[str, Entry]):
                 f"{self.kind.capitalize()} registered twice; expected a new name; received {name!r}"
             )
         super().__setitem__(name, entry)
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Returns a decorator that enters a class or function under a name.
+
+        Example:
+            >>> from he_keras.registry import Registry
+            >>> shapes = Registry("shape")
+            >>> @shapes.register
+            ... def square(side):
+            ...     return side**2
+            Traceback (most recent call last):
+            TypeError: A shape without a name; expected @register("name"); received the function ...
+        """
+        self.check_name(name)
+
+        def decorate(entry: Entry) -> Entry:
+            self[name] = entry
+            return entry
+
+        return decorate
+
+    def check_name(self, name) -> None:
+        """Raises a TypeError for a decorator that was not given a name."""
+        if isinstance(name, str) and name:
+            return
+        kind = "class" if isinstance(name, type) else "function"
+        received = f"the {kind} {name.__name__}" if hasattr(name, "__name__") else repr(name)
+        article = "An" if self.kind[0] in "aeiou" else "A"
+        raise TypeError(
+            f'{article} {self.kind} without a name; expected @register("name"); received {received}'
+        )
 
     def __missing__(self, name: str) -> Entry:
         raise unknown_name(self.kind, name, self.names())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from he_keras.analysis.analysis import Analysis, option_defaults
-from he_keras.arguments import parse_epsilon
+from he_keras.arguments import check_options, parse_epsilon
 from he_keras.registry import Registry
 
 _ANALYSES: Registry[type[Analysis]] = Registry("analysis")
@@ -23,6 +23,7 @@ def register(name: str):
         >>> "class-weights" in names()
         True
     """
+    _ANALYSES.check_name(name)
 
     def decorate(analysis: type[Analysis]) -> type[Analysis]:
         known = _ANALYSES.get(name)
@@ -93,13 +94,7 @@ def _look_up(name: str) -> type[Analysis]:
 
 
 def _check_names(name: str, analysis: type[Analysis], given) -> None:
-    valid = option_defaults(analysis)
-    unknown = [key for key in given if key not in valid]
-    if unknown:
-        raise ValueError(
-            f"Unknown option of {name}; expected one of {', '.join(valid) or '(it has none)'}; "
-            f"received {', '.join(unknown)}"
-        )
+    check_options(name, given, option_defaults(analysis))
 
 
 def _parsed(key: str, text: str, default) -> Any:

@@ -35,7 +35,7 @@ from he_keras.attacks.projected_gradient import (
     TradesKL,
 )
 from he_keras.attacks.rays import RayS
-from he_keras.attacks.registry import get, names, register
+from he_keras.attacks.registry import check_name, get, names, register
 from he_keras.attacks.screen import Screen
 from he_keras.attacks.square import Square
 from he_keras.attacks.transfer import Transfer
@@ -84,6 +84,7 @@ __all__ = [
     "Victim",
     "ZOO",
     "check_examples",
+    "check_name",
     "get",
     "names",
     "register",

@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from he_keras.arguments import suggestion
+from he_keras.arguments import check_options, suggestion
 from he_keras.attacks.framework.attack import Attack
+from he_keras.configurable import constructor_arguments
 from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
 
@@ -35,6 +36,7 @@ def register(name: str, budget: str | None = None, argument: str | None = None):
         >>> get("pgd-20", he.ThreatModel()).num_steps
         20
     """
+    _ENTRIES.check_name(name)
 
     def decorate(factory):
         _ENTRIES[name] = _Entry(factory, budget, argument)
@@ -48,6 +50,16 @@ def names() -> list[str]:
     return sorted(_pattern(name, entry) for name, entry in _ENTRIES.items())
 
 
+def check_name(attack: str) -> None:
+    """Raises a ValueError unless an attack has the name; it builds none.
+
+    Example:
+        >>> from he_keras import attacks
+        >>> attacks.check_name("pgd-20")
+    """
+    _look_up(str(attack))
+
+
 def get(attack: str, threat: ThreatModel, **options) -> Attack:
     """Builds an attack by name, for example `get("pgd-20", threat, step_size=0.003)`."""
     entry, given = _look_up(str(attack))
@@ -58,7 +70,19 @@ def get(attack: str, threat: ThreatModel, **options) -> Attack:
                 f"received {attack!r} and {argument}={options[argument]!r}"
             )
     name = str(attack) if entry.argument else str(attack).lower()
+    if isinstance(entry.factory, type):
+        _check_options(attack, entry.factory, options)
     return entry.factory(threat, **{"name": name, **options, **given})
+
+
+def _check_options(attack: str, kind: type[Attack], options: dict) -> None:
+    valid = [each for each in constructor_arguments(kind) if each != "threat"]
+    if "name" not in valid:
+        raise TypeError(
+            f"The attack {attack!r} takes no name; expected {kind.__name__}.__init__(self, threat, "
+            f"name=..., **kwargs), which hands both on; received no argument of that name"
+        )
+    check_options(f"attack {attack!r}", options, valid)
 
 
 def for_evaluation(

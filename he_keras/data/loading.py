@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from he_keras.arguments import check_positive_integer, suggestion, unknown_name
+from he_keras.arguments import check_positive_integer, reason_of, suggestion, unknown_name
 from he_keras.data import datasets, sources, splits
 from he_keras.data.facts import FACTS
 from he_keras.registry import Registry
@@ -52,14 +52,9 @@ def register(name: str):
         >>> he.data.load("stripes", "train").num_classes
         2
     """
-
-    def decorate(reader):
-        if name in FACTS:
-            raise ValueError(f"Data set registered twice; expected a new name; received {name!r}")
-        _OWN[name] = reader
-        return reader
-
-    return decorate
+    if name in FACTS:
+        raise ValueError(f"Data set registered twice; expected a new name; received {name!r}")
+    return _OWN.register(name)
 
 
 class DatasetNotFoundError(FileNotFoundError, ValueError):
@@ -148,7 +143,14 @@ def _read(
 
 
 def _read_own(name: str, split: str, num_classes: int | None) -> datasets.AnyDataset:
-    found = _OWN[name](split)
+    try:
+        found = _OWN[name](split)
+    # A reader is a program: anything can go wrong in it.
+    except Exception as error:
+        raise ValueError(
+            f"Cannot read the data set {name!r}; expected {_OWN[name].__name__}({split!r}) to "
+            f"return (images, labels); received {type(error).__name__}: {reason_of(error)}"
+        ) from error
     if isinstance(found, datasets.AnyDataset):
         return found
     if not isinstance(found, tuple) or len(found) != 2:

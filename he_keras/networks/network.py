@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from he_keras.arguments import unknown_name
+from he_keras.arguments import suggestion, unknown_name
 from he_keras.layers.input_standardization import Constants, InputStandardization
 from he_keras.registry import Registry
 
@@ -110,6 +110,7 @@ def register(name: str, **presets: Any) -> Callable[[Builder], Builder]:
         **presets: Arguments of the builder that make this one of its networks. They cannot be
             passed to `get` any more.
     """
+    _NETWORKS.check_name(name)
 
     def decorate(builder: Builder) -> Builder:
         _NETWORKS[name] = functools.partial(builder, **presets)
@@ -180,7 +181,13 @@ def get(name: str, input_shape: ImageShape | None = None, **options: Any) -> ker
     builder = find(name, options)
     if input_shape is not None:
         options["input_shape"] = input_shape
-    return builder(name=name.replace("-", "_"), **options)
+    network = builder(name=name.replace("-", "_"), **options)
+    if not isinstance(network, keras.layers.Layer):
+        raise TypeError(
+            f"The network {name!r} returned none; expected a keras.Model from images to features; "
+            f"received {type(network).__name__}"
+        )
+    return network
 
 
 def find(name: str, options: Mapping[str, Any]) -> functools.partial:
@@ -191,12 +198,19 @@ def find(name: str, options: Mapping[str, Any]) -> functools.partial:
         options: further arguments of the builder.
     """
     builder = _find(name)
-    valid = set(inspect.signature(builder.func).parameters) - {"name", *builder.keywords}
+    parameters = inspect.signature(builder.func).parameters
+    missing = {"input_shape", "name"} - set(parameters)
+    if missing:
+        raise TypeError(
+            f"The network {name!r} lacks an argument; expected input_shape and name, both with "
+            f"defaults; received no {sorted(missing)[0]}"
+        )
+    valid = set(parameters) - {"name", *builder.keywords}
     unknown = sorted(set(options) - valid)
     if unknown:
         raise TypeError(
             f"network {name!r} has no such option; expected some of {sorted(valid)}; "
-            f"received {unknown[0]}={options[unknown[0]]!r}"
+            f"received {unknown[0]}={options[unknown[0]]!r}{suggestion(unknown[0], valid)}"
         )
     return builder
 

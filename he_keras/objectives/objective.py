@@ -44,7 +44,7 @@ class TrainingPass(NamedTuple):
     """
 
     losses: Any
-    logits: Any
+    logits: Any = None
     clean_logits: Any = None
 
 

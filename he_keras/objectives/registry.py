@@ -1,5 +1,7 @@
 """Names of training objectives."""
 
+from he_keras.arguments import check_options
+from he_keras.configurable import constructor_arguments
 from he_keras.objectives.objective import Objective
 from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
@@ -9,12 +11,7 @@ _OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
 def register(name: str):
     """Registers an objective class under a name."""
-
-    def decorate(objective):
-        _OBJECTIVES[name] = objective
-        return objective
-
-    return decorate
+    return _OBJECTIVES.register(name)
 
 
 def names() -> list[str]:
@@ -30,4 +27,6 @@ def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
         >>> he.objectives.get("trades", he.ThreatModel(), beta=6.0).beta
         6.0
     """
-    return _OBJECTIVES[name](threat, **options)
+    kind = _OBJECTIVES[name]
+    check_options(f"objective {name!r}", options, constructor_arguments(kind))
+    return kind(threat, **options)

@@ -5,6 +5,7 @@ import re
 import keras
 import tensorflow as tf
 
+from he_keras.objectives.objective import TrainingPass
 from he_keras.threat import ThreatModel
 
 #: Room for the rounding of a division by 255 in float32.
@@ -75,6 +76,35 @@ def sentence_of(error: tf.errors.InvalidArgumentError) -> str:
     """Returns the sentence of a batch that a compiled step refused; "" for any other error."""
     found = _REFUSED.search(error.message)
     return f"{found[1]} [{found[2]}, {found[3]}]" if found else ""
+
+
+def check_crafted(x_adv, images, objective) -> None:
+    """Raises a ValueError unless an objective has crafted images of the shape that it got."""
+    if not tf.is_tensor(x_adv) or not x_adv.shape.is_compatible_with(images.shape):
+        received = f"shape {x_adv.shape}" if tf.is_tensor(x_adv) else type(x_adv).__name__
+        raise ValueError(
+            f"{type(objective).__name__}.craft returned no images; expected a tensor of shape "
+            f"{images.shape}; received {received}"
+        )
+
+
+def check_pass(training_pass, objective) -> None:
+    """Raises a ValueError unless an objective has returned a loss for each example, and logits."""
+    name = f"{type(objective).__name__}.forward"
+    if not isinstance(training_pass, TrainingPass):
+        raise ValueError(
+            f"{name} returned no result; expected objectives.TrainingPass(losses, logits); "
+            f"received {type(training_pass).__name__}"
+        )
+    for field, rank in (("losses", 1), ("logits", 2)):
+        value = getattr(training_pass, field)
+        if not tf.is_tensor(value) or value.shape.rank not in (rank, None):
+            shape = "(n,), a number for each image" if rank == 1 else "(n, classes)"
+            received = f"shape {value.shape}" if tf.is_tensor(value) else repr(value)
+            raise ValueError(
+                f"{name} forgets a field of its result; expected {field} of shape {shape}; "
+                f"received {received:.60}"
+            )
 
 
 def check_floating(images) -> None:

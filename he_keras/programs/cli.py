@@ -18,6 +18,7 @@ from he_keras.programs import own_parts
 
 _INTERRUPTED = "Interrupted"
 _INTERRUPTED_CODE = 130
+_CONFIG_FLAGS = ("--config", "-config")
 _interrupts = KeptInterrupts()
 
 
@@ -76,19 +77,37 @@ def command_line() -> str:
     return " ".join([start, shlex.join(sys.argv[1:])])
 
 
-def run_program(name: str) -> None:
-    """Runs the program of this folder that has the name."""
-    run(importlib.import_module(f"he_keras.programs.{name}").main)
+def check_command(program: str) -> list[str]:
+    """Parses the flags of a program of this folder without loading TensorFlow.
+
+    Mistakes end in one line and exit code 2. Returns the arguments that `run_program` takes.
+    """
+    return _parse_plain_flags(_main_of(program), sys.argv)
 
 
-def run(main) -> None:
+def run_program(program: str, arguments: list[str]) -> None:
+    """Runs a program of this folder, whose flags `check_command` has parsed."""
+    main = _main_of(program)
+
+    def finish(argv: list[str]) -> list[str]:
+        _load_parts(main, argv)
+        return arguments
+
+    run(main, finish)
+
+
+def _main_of(program: str):
+    return importlib.import_module(f"he_keras.programs.{program}").main
+
+
+def run(main, parse=None) -> None:
     """Runs an absl program; mistakes in its flags end in one line and exit code 2."""
     from absl import app
 
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     with _interrupts:
         try:
-            app.run(main, flags_parser=functools.partial(parse_flags, main))
+            app.run(main, flags_parser=parse or functools.partial(parse_flags, main))
         except KeyboardInterrupt:
             interrupted(_INTERRUPTED)
         except Exception:
@@ -98,16 +117,78 @@ def run(main) -> None:
 
 
 def parse_flags(main, argv) -> list[str]:
-    """Parses the flags, and loads the configuration file if there is one."""
+    """Parses the flags, and loads own parts and the configuration file if there are any."""
+    arguments = _parse_plain_flags(main, argv)
+    _load_parts(main, argv)
+    return arguments
+
+
+def _parse_plain_flags(main, argv) -> list[str]:
+    """Parses all flags but those of a configuration, and makes the program's own checks of them."""
     from absl import flags, logging
 
     if {"--help", "-h", "--helpshort"} & set(argv[1:]):
         _print_help(main)
         raise SystemExit(0)
+    program = sys.modules[main.__module__]
     with one_line_errors():
-        argv = _with_config_paths(own_parts.without_imports(argv))
+        plain, config = _without_config(own_parts.split(argv)[0])
         try:
-            arguments = flags.FLAGS(argv)
+            arguments = flags.FLAGS(plain)
+        except flags.UnrecognizedFlagError as error:
+            raise unknown_name("flag", f"--{error.flagname}", _flags_of(main)) from error
+        except flags.Error as error:
+            raise ValueError(_choices(str(error))) from error
+        if flags.FLAGS["verbosity"].using_default_value:
+            flags.FLAGS.verbosity = logging.ERROR
+        extra = arguments[1 + getattr(program, "POSITIONAL", 0) :]
+        if extra:
+            meant = _meant(extra[0])
+            raise ValueError(
+                f"Unknown argument; expected only --flags; received {' '.join(extra)}{meant}"
+            )
+        _check_config_names(config)
+        getattr(program, "check_flags", lambda: None)()
+    return arguments
+
+
+def _without_config(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments without --config and its overrides, and these by themselves."""
+    from absl import flags
+
+    plain: list[str] = []
+    config: list[str] = []
+    if "config" not in flags.FLAGS:
+        return argv, []
+    for place, argument in enumerate(argv):
+        follows = place > 0 and argv[place - 1] in _CONFIG_FLAGS
+        is_config = follows or re.match(r"--?config(=|\.|$)", argument)
+        (config if is_config else plain).append(argument)
+    return plain, config
+
+
+def _check_config_names(arguments: list[str]) -> None:
+    from he_keras.experiment import catalog
+
+    for place, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in _CONFIG_FLAGS and (equals or arguments[place + 1 :]):
+            catalog.check_name(value if equals else arguments[place + 1])
+
+
+def _load_parts(main, argv: list[str]) -> None:
+    """Imports parts of one's own, and loads the configuration file if there is one."""
+    from absl import flags
+
+    with one_line_errors():
+        argv, modules = own_parts.split(argv)
+        own_parts.import_all(modules)
+        config = _without_config(argv)[1]
+        if not config:
+            return
+        argv = _with_config_paths([argv[0], *config])
+        try:
+            flags.FLAGS(argv)
         except flags.UnrecognizedFlagError as error:
             unknown = unknown_name("flag", f"--{error.flagname}", _flags_of(main))
             raise ValueError(_unknown_key(argv) or str(unknown)) from error
@@ -118,13 +199,6 @@ def parse_flags(main, argv) -> list[str]:
         except Exception as error:
             message = _unknown_key(argv) or f"{type(error).__name__}: {error}"
             raise ValueError(message) from error
-    if flags.FLAGS["verbosity"].using_default_value:
-        flags.FLAGS.verbosity = logging.ERROR
-    extra = arguments[1 + getattr(sys.modules[main.__module__], "POSITIONAL", 0) :]
-    if extra:
-        meant = _meant(extra[0])
-        fail(f"Unknown argument; expected only --flags; received {' '.join(extra)}{meant}")
-    return arguments
 
 
 def _flags_of(main) -> list[str]:
@@ -180,9 +254,9 @@ def _with_config_paths(argv: list[str]) -> list[str]:
     found = list(argv)
     for place, argument in enumerate(argv[1:], 1):
         flag, equals, value = argument.partition("=")
-        if flag in ("--config", "-config") and equals:
+        if flag in _CONFIG_FLAGS and equals:
             found[place] = f"{flag}={catalog.path_of(value)}"
-        elif argv[place - 1] in ("--config", "-config"):
+        elif argv[place - 1] in _CONFIG_FLAGS:
             found[place] = catalog.path_of(argument)
     return found
 

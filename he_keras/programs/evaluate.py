@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import flags
 
+from he_keras.files import check_model_exists
 from he_keras.programs import cli, evaluation_flags, model_flags
 from he_keras.programs.evaluation_flags import (
     ATTACKS,
@@ -69,8 +70,9 @@ def run(merge: bool) -> None:
     """Evaluates, or with `merge` makes the report of what the shards have recorded."""
     import he_keras as he
 
-    check_one_model()
     config = evaluation_flags.configuration()
+    for name in [] if _PROTOCOL.value else config.evaluation.attacks:
+        he.attacks.check_name(name)
     folder = output_dir()
     model = load_model()
     threat, attacks, mode, protocol, remark = _plan(config, model)
@@ -107,14 +109,17 @@ def run(merge: bool) -> None:
     print(f"Report: {folder / 'report.html'}")
 
 
-def check_one_model() -> None:
-    """Raises a ValueError unless the flags name one model and its data."""
+def check_flags() -> None:
+    """Raises a ValueError unless the flags name one model that is there, and its data."""
     if not (RUN.value or _MODEL.value or _ENSEMBLE.value):
         raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")
     if _MODEL.value and _ENSEMBLE.value:
         raise ValueError("Two models; expected --model or --ensemble; received both")
     if not RUN.value and not model_flags.DATA.value:
         raise ValueError("No data set; expected --data=NAME with --model; received none")
+    for path in (RUN.value, _MODEL.value, *(_ENSEMBLE.value or [])):
+        if path:
+            check_model_exists(path)
 
 
 def load_model():

@@ -13,6 +13,7 @@ from absl import flags
 from he_keras.programs import cli, evaluate
 
 flags.adopt_module_key_flags(evaluate)
+check_flags = evaluate.check_flags
 
 
 def main(_argv) -> None:

@@ -128,9 +128,7 @@ def as_classifier(model, dataset=None, name: str = "Model") -> tuple:
 
     if isinstance(model, SnapshotEnsemble):
         return _as_ensemble(model, dataset)
-    asked = [
-        f"--{flag.name}={flag.value}" for flag in (_OUTPUTS, _PIXELS) if flag.value != "auto"
-    ]
+    asked = [f"--{flag.name}={flag.value}" for flag in (_OUTPUTS, _PIXELS) if flag.value != "auto"]
     if asked and not _is_to_be_wrapped(model):
         other = "--bounds" if _BOUNDS.value else f"a {type(model).__name__}"
         raise ValueError(

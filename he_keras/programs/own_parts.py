@@ -8,13 +8,15 @@ import importlib.util
 import pathlib
 import sys
 
+from he_keras.arguments import reason_of
+
 FLAG = "--import"
 #: What was given, in order.
 imported: list[str] = []
 
 
-def without_imports(argv: list[str]) -> list[str]:
-    """Imports the modules that the command line names, and returns the other arguments."""
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments without this flag, and the modules that it names."""
     rest, given = [], []
     waits = False
     for argument in argv:
@@ -26,10 +28,14 @@ def without_imports(argv: list[str]) -> list[str]:
         else:
             rest.append(argument)
         waits = not waits and flag in (FLAG, FLAG[1:]) and not equals
-    imported[:] = [name for value in given for name in value.split(",") if name]
-    for name in imported:
+    return rest, [name for value in given for name in value.split(",") if name]
+
+
+def import_all(names: list[str]) -> None:
+    """Imports the modules that the command line names."""
+    imported[:] = names
+    for name in names:
         _import(name)
-    return rest
 
 
 def module_of(name: str) -> str:
@@ -61,7 +67,7 @@ def _import(name: str) -> None:
     except Exception as error:
         raise ValueError(
             f"Cannot import {name}; expected a module that registers its parts; received "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {reason_of(error)}"
         ) from error
     finally:
         sys.path.remove(folder)

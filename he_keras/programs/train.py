@@ -94,7 +94,7 @@ def _train(training) -> None:
         cli.interrupted(
             f"Interrupted; the checkpoint is in {training.folder}. To resume: {cli.command_line()}"
         )
-    except FloatingPointError as error:
+    except (ValueError, TypeError, FloatingPointError) as error:
         cli.fail(error, exit_code=1)
     except OSError as error:
         cli.fail(f"{error}; {_left(training)}: {cli.command_line()}", exit_code=1)

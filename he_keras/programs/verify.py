@@ -12,6 +12,7 @@ from absl import flags
 from he_keras.programs import cli, evaluate, evaluation_flags, model_flags
 
 flags.adopt_module_key_flags(evaluate)
+check_flags = evaluate.check_flags
 
 
 def main(_argv) -> None:
@@ -19,7 +20,6 @@ def main(_argv) -> None:
     from he_keras.evaluation import verify
 
     with cli.one_line_errors():
-        evaluate.check_one_model()
         dataset = evaluation_flags.test_examples(evaluation_flags.configuration())
         model, _ = model_flags.as_classifier(evaluate.load_model(), dataset)
         found = verify(

@@ -45,12 +45,7 @@ def register(name: str):
     What it takes as `total_steps` and `steps_per_epoch` follows from the run; everything else are
     options of a configuration.
     """
-
-    def decorate(schedule):
-        SCHEDULES[name] = schedule
-        return schedule
-
-    return decorate
+    return SCHEDULES.register(name)
 
 
 def get(
@@ -95,7 +90,13 @@ def get(
         if in_epochs in options and parameter not in options:
             options[parameter] = _to_steps(options.pop(in_epochs), steps_per_epoch)
     _check_options(name, parameters, set(arguments), set(options))
-    return SCHEDULES[name](**arguments, **options)
+    schedule = SCHEDULES[name](**arguments, **options)
+    if not isinstance(schedule, (float, int, LearningRateSchedule)):
+        raise TypeError(
+            f"The schedule {name!r} returned none; expected a LearningRateSchedule of Keras, or a "
+            f"number; received {type(schedule).__name__}"
+        )
+    return schedule
 
 
 def _check_options(name: str, parameters: dict[str, bool], of_the_run: set, given: set) -> None:

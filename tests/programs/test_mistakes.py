@@ -89,21 +89,51 @@ def test_errors_of_keras_come_without_bold_type(run, tmp_path, monkeypatch):
     assert_one_line_error(answer, "error: Shapes do not fit\n")
 
 
-def test_a_folder_that_hides_the_package_is_named(tmp_path):
-    (tmp_path / "he_keras").mkdir()
+@pytest.mark.parametrize("name", ["he_keras", "he_keras/__init__.py", "he_keras.py"])
+def test_what_hides_the_package_is_named(tmp_path, name):
+    path = tmp_path / name
+    if path.suffix:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    else:
+        path.mkdir()
     program = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import he_keras_cli; sys.path.pop(0); "
-        f"sys.path_hooks.clear() or sys.path_importer_cache.clear(); import types; "
-        f"hidden = types.ModuleType('he_keras'); hidden.__file__ = None; "
-        f"hidden.__path__ = [{str(tmp_path / 'he_keras')!r}]; sys.modules['he_keras'] = hidden; "
-        "sys.argv = ['he-keras', 'evaluate']; he_keras_cli.main()"
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import he_keras_cli; "
+        f"sys.path[0] = {str(tmp_path)!r}; sys.argv = ['he-keras', 'evaluate']; he_keras_cli.main()"
     )
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 2
+    assert found.returncode == 2, found.stderr
     (line,) = found.stderr.splitlines()
-    assert f"the folder {tmp_path / 'he_keras'} hides the package" in line
+    assert line.startswith(f"error: {path} hides the package he_keras; run in another folder")
+
+
+def test_flags_are_checked_before_tensorflow_is_loaded():
+    """Each program, in one process: what it needs to know its flags takes no time."""
+    program = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import he_keras_cli\n"
+        "he_keras_cli._put_off()\n"
+        "from absl import flags\n"
+        "from he_keras.programs import cli\n"
+        "for name in he_keras_cli.PROGRAMS:\n"
+        "    for flag in list(flags.FLAGS):\n"
+        "        delattr(flags.FLAGS, flag)\n"
+        "    for module in list(sys.modules):\n"
+        "        if module.startswith('he_keras.programs.') and not module.endswith('.cli'):\n"
+        "            del sys.modules[module]\n"
+        "    sys.argv = [name, '--nonsense']\n"
+        "    try:\n"
+        "        cli.check_command(name)\n"
+        "    except SystemExit as end:\n"
+        "        print(name, end.code)\n"
+        "print({'keras', 'tensorflow', 'he_keras.attacks'} & set(sys.modules))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *ends, loaded = found.stdout.splitlines()
+    assert ends == [f"{name} 2" for name in he_keras_cli.PROGRAMS], found.stderr
+    assert loaded == "set()"
+    assert all(line.startswith("error: Unknown flag") for line in found.stderr.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_the_commands_of_the_page(folder, run):
 
 @pytest.mark.parametrize("given", ["my_parts", "my_parts.py"])
 def test_every_kind_is_known_by_its_name(folder, run, given):
-    answer = run("evaluate", f"--import={given}")
-    assert_one_line_error(answer, "No model")
+    answer = run("evaluate", f"--import={given}", "--model=my_parts.py", "--data=corners")
+    assert_one_line_error(answer, "No model; expected an existing .keras file")
     assert "random-corner" in attacks.names()
     assert "noise" in objectives.names() and "one-layer" in networks.names()
     assert "halving" in schedules.SCHEDULES
@@ -92,5 +92,6 @@ def test_every_kind_is_known_by_its_name(folder, run, given):
 )
 def test_a_module_that_cannot_be_imported_is_one_line(folder, run, text, arguments, parts):
     (folder / "broken.py").write_text(text)
-    assert_one_line_error(run("evaluate", *arguments), *parts)
+    answer = run("evaluate", *arguments, "--model=broken.py", "--data=digits")
+    assert_one_line_error(answer, *parts)
     sys.modules.pop("broken", None)

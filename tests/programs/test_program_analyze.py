@@ -3,7 +3,6 @@
 import functools
 import json
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -154,16 +153,12 @@ def test_mistakes(run, folder, tmp_path, arguments, parts):
 
 
 def test_installed_under_one_name(monkeypatch):
-    imported = []
-    monkeypatch.setattr(cli, "run", lambda main: main())
-    monkeypatch.setattr(
-        cli.importlib,
-        "import_module",
-        lambda name: types.SimpleNamespace(main=lambda: imported.append(name)),
-    )
+    steps = []
+    monkeypatch.setattr(cli, "check_command", lambda program: steps.append(program) or sys.argv)
+    monkeypatch.setattr(cli, "run_program", lambda *given: steps.append(given))
     monkeypatch.setattr(sys, "argv", ["he-keras", "analyze", "class-weights"])
     he_keras_cli.main()
-    assert imported == ["he_keras.programs.analyze"]
+    assert steps == ["analyze", ("analyze", ["he-keras analyze", "class-weights"])]
     assert sys.argv == ["he-keras analyze", "class-weights"]
 
 

@@ -75,7 +75,7 @@ def test_evaluate_a_model_file_on_other_data(run, trained, tmp_path):
     [
         ([], ["No model; expected --run=FOLDER or --model=FILE"]),
         (["--model=a.keras"], ["No data set; expected --data=NAME"]),
-        (["--run={tmp}/none"], ["Cannot read config.json", "{tmp}/none"]),
+        (["--run={tmp}/none"], ["No model; expected", "{tmp}/none"]),
         (["--run={run}", "--model={tmp}/none.keras"], ["No model", "{tmp}/none.keras"]),
         (["--run={run}", "--model={run}/history.csv"], ["No model", "history.csv"]),
         (["--run={run}", "--model={damaged}"], ["Cannot load the model", "{damaged}"]),

@@ -24,6 +24,9 @@ from he_keras.arguments import (
     check_flag,
     check_positive_integer,
     check_seed,
+    check_takes,
+    is_traced,
+    reason_of,
 )
 from he_keras.attacks.framework.agreement import (
     Probe,
@@ -38,6 +41,7 @@ from he_keras.attacks.framework.result import (
     Crafted,
     Goal,
     Score,
+    check_crafted,
     concatenate,
     copied,
     merge,
@@ -192,7 +196,9 @@ class Attack(Configurable, Sealed):
     def _run_towards(self, goal: Goal, victim: Victim, images, seeds) -> Crafted:
         """Calls `run`, which needs to know of targets only where there are some."""
         targets = {"targets": goal.targets} if goal.is_targeted else {}
-        return self.run(victim, images, goal.labels, seeds, **targets)
+        crafted = self.run(victim, images, goal.labels, seeds, **targets)
+        check_crafted(crafted, images, self.name, self.minimum_norm)
+        return crafted
 
     def check_runs_inside_graphs(self, xla: bool = False) -> None:
         """Raises an error if this attack cannot run inside another function.
@@ -330,14 +336,29 @@ class Attack(Configurable, Sealed):
         goal = tf.nest.map_structure(tf.constant, goal)
         if self.runs_in_graph:
             # Tensors of unknown batch size keep one trace for every size.
-            compiled = compiled.get_concrete_function(
+            compiled = self._traced(images, goal)
+        outcome = compiled(tf.constant(images), goal, tf.constant(seeds))
+        columns = {name: tensor.numpy() for name, tensor in outcome.items()}
+        return columns, columns.pop("clean_margin")
+
+    def _traced(self, images, goal: Goal):
+        """The compiled function; an error of the traced code becomes one sentence."""
+        try:
+            return self._compiled.get_concrete_function(
                 tf.TensorSpec([None, *images.shape[1:]], images.dtype),
                 tf.nest.map_structure(lambda _: tf.TensorSpec([None], tf.int32), goal),
                 tf.TensorSpec([None, 2], tf.int32),
             )
-        outcome = compiled(tf.constant(images), goal, tf.constant(seeds))
-        columns = {name: tensor.numpy() for name, tensor in outcome.items()}
-        return columns, columns.pop("clean_margin")
+        except Exception as error:
+            if not is_traced(error):
+                raise
+            kind, _, sentence = reason_of(error).partition(": ")
+            if "; expected" in sentence:
+                raise (TypeError if kind == "TypeError" else ValueError)(sentence) from error
+            raise ValueError(
+                f"The attack {self.name!r} does not run; expected TensorFlow operations that take "
+                f"any batch size; received {kind}: {sentence}"
+            ) from error
 
     def _attack_batch(self, victim: Victim, images, goal: Goal, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
@@ -426,6 +447,7 @@ class Attack(Configurable, Sealed):
 
     def check_model(self, model, images, labels) -> None:
         """Runs the model on a few images: it must return logits that fit labels and attack."""
+        check_takes(self.run, f"{type(self).__name__}.run", "victim", "images", "labels", "seeds")
         bounds_of(model, self.threat.bounds)
         found = probe(model, images)
         logits = found.logits

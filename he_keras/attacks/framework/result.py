@@ -172,10 +172,45 @@ class Crafted(NamedTuple):
     """
 
     x_adv: Any
-    forward_passes: Any
-    backward_passes: Any
+    forward_passes: Any = None
+    backward_passes: Any = None
     distance: Any = None
     score: Score | None = None
+
+
+def check_crafted(crafted, images, attack: str, needs_distance: bool) -> None:
+    """Raises a ValueError unless an attack has returned what `Crafted` asks for.
+
+    Args:
+        crafted: what `run` returned.
+        images: the images that it got.
+        attack: the attack's name.
+        needs_distance: whether it is a minimum-norm attack.
+    """
+    if not isinstance(crafted, Crafted):
+        raise ValueError(
+            f"The attack {attack!r} returned no result; expected attacks.Crafted(x_adv, "
+            f"forward_passes, backward_passes) from run(); received {type(crafted).__name__}"
+        )
+    for field in ("forward_passes", "backward_passes", *(["distance"] if needs_distance else [])):
+        value = getattr(crafted, field)
+        if value is None or tf.convert_to_tensor(value).shape.rank not in (1, None):
+            raise ValueError(
+                f"The attack {attack!r} forgets a field of its result; expected {field} as a tensor"
+                f" of shape (n,), one number for each image; received {field}={value!r:.60}"
+            )
+    x_adv = crafted.x_adv
+    if not tf.is_tensor(x_adv) or x_adv.dtype != images.dtype:
+        kind = x_adv.dtype.name if tf.is_tensor(x_adv) else type(x_adv).__name__
+        raise ValueError(
+            f"The attack {attack!r} returned no images; expected x_adv as a tensor of dtype "
+            f"{images.dtype.name}, as it got them; received {kind}"
+        )
+    if not x_adv.shape.is_compatible_with(images.shape):
+        raise ValueError(
+            f"The attack {attack!r} changed the shape of the images; expected {images.shape}; "
+            f"received x_adv of shape {x_adv.shape}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

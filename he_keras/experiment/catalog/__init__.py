@@ -8,6 +8,7 @@ from here; configs/FILE.py of the repository is the same for reading and editing
 import functools
 import importlib
 import pathlib
+import re
 import types
 from collections.abc import Iterator
 
@@ -28,6 +29,8 @@ FILES = (
     "quickstart_digits",
     "digits_search_scale_margin",
 )
+
+_FORMER = re.compile(r"(cifar|imagenet|mnist)")
 
 
 def entries() -> Iterator[ExperimentEntry]:
@@ -69,6 +72,17 @@ def get_config(name: str):
     return module.get_config(entry.argument) if entry.argument else module.get_config()
 
 
+def check_name(config: str) -> None:
+    """Raises a ValueError for a value of --config that is no file and no experiment's name.
+
+    It loads no experiment. `path_of` knows the names that experiments had earlier, which began with
+    a data set.
+    """
+    file = pathlib.Path(config.partition(":")[0])
+    if not (file.suffix or file.is_file() or file.stem in FILES or _FORMER.match(file.stem)):
+        raise unknown_name("configuration", file.name, ("FILE.py", *FILES))
+
+
 def path_of(config: str) -> str:
     """Returns the file to load for the value of --config, `FILE:ARGUMENT`.
 
@@ -82,6 +96,7 @@ def path_of(config: str) -> str:
         Traceback (most recent call last):
         ValueError: configs/cifar10_trades_m_he.py is now --config=he_cifar10:trades,m_he
     """
+    check_name(config)
     name, colon, argument = config.partition(":")
     file = pathlib.Path(name)
     if file.is_file():

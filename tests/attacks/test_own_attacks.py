@@ -1,0 +1,91 @@
+"""What an attack of one's own forgets is said in one sentence."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import he_keras as he
+from he_keras import attacks
+
+THREAT = he.ThreatModel("linf", 0.1)
+IMAGES = np.random.RandomState(0).rand(6, 3).astype("float32")
+LABELS = IMAGES.argmax(axis=1)
+
+
+def own(run, **attributes):
+    return type("Mine", (attacks.Attack,), {"run": run, **attributes})(THREAT, name="mine")
+
+
+def passes(labels):
+    return tf.zeros_like(labels)
+
+
+@pytest.mark.parametrize(
+    ("run", "part"),
+    [
+        (lambda images, labels: attacks.Crafted(images), "expected forward_passes as a tensor"),
+        (
+            lambda images, labels: attacks.Crafted(images, passes(labels)),
+            "expected backward_passes as a tensor of shape (n,), one number for each image",
+        ),
+        (lambda images, labels: attacks.Crafted(images, 1, 0), "received forward_passes=1"),
+        (lambda images, labels: images, "returned no result; expected attacks.Crafted(x_adv, "),
+        (lambda images, labels: None, "received NoneType"),
+        (
+            lambda images, labels: attacks.Crafted(images[:, :2], passes(labels), passes(labels)),
+            "expected (None, 3); received x_adv of shape (None, 2)",
+        ),
+        (
+            lambda images, labels: attacks.Crafted(None, passes(labels), passes(labels)),
+            "expected x_adv as a tensor of dtype float32, as it got them; received NoneType",
+        ),
+    ],
+)
+def test_a_forgotten_field_of_the_result_is_one_sentence(run, part):
+    attack = own(lambda self, victim, images, labels, seeds: run(images, labels))
+    with pytest.raises(ValueError, match="^The attack 'mine' [^\n]*$") as error:
+        attack(lambda images: images, IMAGES, LABELS)
+    assert part in str(error.value)
+
+
+def test_a_minimum_norm_attack_returns_distances():
+    def run(self, victim, images, labels, seeds):
+        return attacks.Crafted(images, passes(labels), passes(labels))
+
+    attack = own(run, minimum_norm=True)
+    with pytest.raises(ValueError, match="expected distance as a tensor"):
+        attack(lambda images: images, IMAGES, LABELS)
+
+
+def test_an_error_of_its_code_names_the_line():
+    def run(self, victim, images, labels, seeds):
+        return attacks.Crafted(images + "noise", passes(labels), passes(labels))
+
+    wanted = r"^The attack 'mine' does not run; [^\n]*received \w+Error: [^\n]*"
+    wanted += r"\(.*test_own_attacks\.py, line \d+\)$"
+    with pytest.raises(ValueError, match=wanted):
+        own(run)(lambda images: images, IMAGES, LABELS)
+
+
+def test_other_arguments_of_run_are_told():
+    attack = own(lambda self, victim, images, labels: None)
+    wanted = r"expected Mine.run\(victim, images, labels, seeds\); received Mine.run\(victim, ima"
+    with pytest.raises(TypeError, match=wanted):
+        attack(lambda images: images, IMAGES, LABELS)
+
+
+def test_options_of_an_attack_are_checked_by_name():
+    with pytest.raises(ValueError, match="Unknown option of attack 'pgd-5'; .*mean 'step_size'?"):
+        attacks.get("pgd-5", THREAT, stepsize=0.1)
+
+
+@pytest.mark.parametrize(
+    "module", ["attacks", "objectives", "networks", "schedules", "data", "analysis"]
+)
+def test_a_decorator_without_a_name_is_refused(module):
+    def part():
+        """Something to register."""
+
+    wanted = r'without a name; expected @register\("name"\); received the function part'
+    with pytest.raises(TypeError, match=wanted):
+        getattr(he, module).register(part)
