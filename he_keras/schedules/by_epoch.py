@@ -118,6 +118,12 @@ def warm_up(
 
     The warm-up of the radius in Pang et al. 2021, "Bag of tricks for adversarial training".
 
+    Args:
+        target: the value after the warm-up.
+        num_epochs: length of the warm-up.
+        steps_per_epoch: steps of an epoch.
+        unit: "epoch", or "batch" for a value that grows within the epochs too.
+
     Example:
         >>> import he_keras as he
         >>> radius = he.schedules.warm_up(0.3, num_epochs=3, steps_per_epoch=10)

@@ -85,6 +85,11 @@ def step_decay(
 ) -> PiecewiseConstantDecay:
     """Returns `initial`, multiplied by `drop_factor` once more from each boundary step on.
 
+    Args:
+        initial: the first value.
+        boundaries: the steps from which on the value is smaller.
+        drop_factor: what the value is multiplied by at each of them.
+
     Example:
         >>> import he_keras as he
         >>> rate = he.schedules.step_decay(0.1, boundaries=[40000, 60000])
@@ -106,6 +111,13 @@ def triangular(
     """Returns a rise from `start` to `peak` and a fall to `end` (FastAT: 0 -> 0.2 -> 0).
 
     The peak is reached at `peak_fraction * total_steps`, `end` at `total_steps`.
+
+    Args:
+        peak: the highest value.
+        total_steps: length of the whole run.
+        peak_fraction: share of the run after which the peak is reached.
+        start: the first value.
+        end: the last value.
 
     Example:
         >>> import he_keras as he
@@ -129,6 +141,12 @@ def cyclic_momentum(
 
     Give it the `total_steps` and `peak_fraction` of the `triangular` learning rate that it goes
     with.
+
+    Args:
+        total_steps: length of the whole run.
+        peak_fraction: share of the run after which the momentum is lowest.
+        low: the lowest momentum.
+        high: the momentum at both ends.
     """
     return triangular(low, total_steps, peak_fraction, start=high, end=high)
 

@@ -12,7 +12,11 @@ from he_keras.schedules import by_epoch, by_step
 
 
 def constant(initial: float | str) -> float:
-    """Returns the number itself: unlike a schedule it can still be changed by callbacks."""
+    """Returns the number itself: unlike a schedule it can still be changed by callbacks.
+
+    Args:
+        initial: the value.
+    """
     return parse_epsilon(initial)
 
 

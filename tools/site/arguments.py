@@ -102,7 +102,7 @@ def _of_classes(made, base) -> tuple[dict[str, str], dict[str, str]]:
     """Meanings and defaults of what a class and its base classes, up to `base`, take."""
     if not inspect.isclass(made):
         return _described(made), _defaults(made)
-    described, signature = {}, {}
+    described, signature = _described(base), {}
     for each in reversed(made.__mro__):
         if issubclass(each, base) and each is not base:
             described |= _described(each)
@@ -170,6 +170,9 @@ def _actual(made, name: str, default: str) -> str:
 def _table(described: dict[str, str], defaults: dict[str, str]) -> list[str]:
     if not defaults:
         return ["No arguments.", ""]
+    unexplained = [name for name in defaults if not described.get(name)]
+    if unexplained:
+        raise ValueError(f"Arguments without a meaning in the docstring: {unexplained}")
     rows = [
         f"| `{name}` | {_code(default)} | {cell(described.get(name, ''))} |"
         for name, default in defaults.items()

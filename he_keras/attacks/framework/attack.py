@@ -74,7 +74,8 @@ class Attack(Configurable, Sealed):
     Args:
         threat: the threat model.
         num_restarts: independent repetitions; later ones run only on examples not yet broken.
-        logit_scale: see `Victim`.
+        logit_scale: "model" takes the logits as they are. "unit" divides the scale of a cosine head
+            out, as the HE paper's protocol does. A number sets that scale; see `Victim`.
         stop_when_broken: stop working on an example as soon as it is misclassified. False runs
             every example to the end, for parity with tools that do.
         keep: "best" returns the strongest iterate, "last" the final one.
