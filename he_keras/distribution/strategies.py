@@ -163,7 +163,7 @@ def _tpu(address: str) -> tf.distribute.Strategy:
     except Exception as error:
         raise ValueError(
             "No TPU found; expected a TPU host with the package tensorflow-tpu, whose last "
-            f"version is for TensorFlow 2.19.1 (docs/how-to/devices.md); received TensorFlow "
+            f"version is for TensorFlow 2.19.1 (docs/reference/devices.md); received TensorFlow "
             f"{tf.__version__}, {type(error).__name__}: {_first_line(error)}"
         ) from error
     return tf.distribute.TPUStrategy(resolver)

@@ -1,6 +1,6 @@
 """What is left to do for cells costs: passes counted, and hours by arithmetic at two speeds.
 
-The counting is that of `benchmarks.cost`, which docs/how-to/devices.md explains. An attack is
+The counting is that of `benchmarks.cost`, which docs/research/cost.md explains. An attack is
 counted as if every image held to the end, so that an evaluation takes less. Compilation is not
 counted, nor are figures, apart from their trainings.
 """

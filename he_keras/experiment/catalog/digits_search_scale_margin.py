@@ -33,7 +33,7 @@ def experiments() -> Iterator[ExperimentEntry]:
         "digits_search_scale_margin",
         "",
         "scikit-learn's digits: a search for scale and margin that finishes in minutes.",
-        time="docs/how-to/search.md, with the numbers, measured on two cores.",
+        time="docs/reference/search.md, with the numbers, measured on two cores.",
         options="the experiment alone: he-keras train --config=digits_search_scale_margin",
         has_search=True,
     )
