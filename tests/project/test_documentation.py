@@ -4,7 +4,9 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 
+import documentation
 import pytest
 from documentation import ROOT, blocks, commands, is_slow, pages, run_page, runs
 from forked_programs import Program
@@ -152,3 +154,49 @@ def test_the_notebook_is_stored_with_its_outputs():
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     kinds = [output["output_type"] for cell in code for output in cell["outputs"]]
     assert kinds and "error" not in kinds
+
+
+WRONG_PAGE = """# A page
+
+```python
+print(1 + 1)
+```
+
+```text
+3
+```
+
+    he-keras is not looked for here
+
+* In a list:
+
+  ```bash
+  he-keras evaluate --modle=a --mode=other \\
+      --config.head.size=3 --nochecks  # a comment with --no_flag
+  ```
+
+<!-- not run: it would take hours -->
+```python
+raise SystemExit
+```
+"""
+
+
+def test_what_is_wrong_on_a_page_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(documentation, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "page.md").write_text(WRONG_PAGE)
+    found = blocks("page.md")
+    assert [block.language for block in found] == ["python", "text", "bash", "python"]
+    assert [runs(block) for block in found] == [True, False, False, False]
+    with pytest.raises(AssertionError, match=r"page.md:4 printed\n2\n"):
+        run_page("page.md")
+    (command,) = commands("page.md")
+    assert command.program == "evaluate"
+    with loaded("evaluate"):
+        from absl import flags
+
+        mistakes = [mistake_in(argument, flags.FLAGS) for argument in command.arguments]
+    assert mistakes[0] == "no such flag" and "value should be one of" in mistakes[1]
+    assert mistakes[2:] == ["no such key", ""]
