@@ -1,10 +1,11 @@
 """Compares several evaluations on the console and on one page, by seed and by example.
 
-he-keras compare runs/a/evaluation runs/b/evaluation --output_dir=runs
+he-keras compare runs/a runs/b --output_dir=runs
+he-keras compare runs/he-* runs/linear-* --output_dir=runs
 
-The page is comparison.html in --output_dir, and comparison.json has its numbers. Runs whose
-configurations differ in their seed only are averaged, and paired with the runs of another
-configuration by their seeds.
+It takes run folders, and folders that evaluations wrote elsewhere. The page is comparison.html in
+--output_dir, and comparison.json has its numbers. Runs whose configurations differ in their seed
+only are averaged, and paired with the runs of another configuration by their seeds.
 """
 
 import pathlib

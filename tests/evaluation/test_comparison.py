@@ -139,6 +139,14 @@ def test_bounds_as_whole_numbers_are_the_same_bounds(runs):
     assert compare(runs).pairs
 
 
+def test_a_run_folder_stands_for_its_evaluation(runs, tmp_path):
+    for folder, name in zip(runs, ("one", "other"), strict=True):
+        (tmp_path / name).mkdir()
+        folder.rename(tmp_path / name / "evaluation")
+    comparison = compare([tmp_path / "one", tmp_path / "other" / "evaluation"])
+    assert [run.source.folder.parent.name for run in comparison.runs] == ["one", "other"]
+
+
 def test_folders_must_be_two_different_ones(runs, tmp_path):
     for folders in ([], [runs[0]], [runs[0], runs[0] / ".." / "a"]):
         with pytest.raises(ValueError, match="two or more different folders"):

@@ -206,7 +206,7 @@ def compare(folders) -> Comparison:
 
     Args:
         folders: two or more folders that evaluations wrote, with `report.json` and
-            `per_example.npz`.
+            `per_example.npz`, or run folders, whose `evaluation` is meant.
 
     Example:
         >>> from he_keras.evaluation import compare
@@ -218,7 +218,7 @@ def compare(folders) -> Comparison:
         raise TypeError(
             f"Invalid folders; expected a sequence of folders; received folders={folders!r}"
         )
-    folders = [pathlib.Path(folder) for folder in folders]
+    folders = [_evaluation_in(pathlib.Path(folder)) for folder in folders]
     if len(folders) < 2 or len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(
             "Nothing to compare; expected two or more different folders; received "
@@ -230,6 +230,12 @@ def compare(folders) -> Comparison:
     groups, group_notes = seed_groups(runs, pairs)
     paired = tuple(paired_groups(*two, pairs) for two in itertools.combinations(groups, 2))
     return Comparison(runs, pairs, (*notes, *group_notes), groups, paired)
+
+
+def _evaluation_in(folder: pathlib.Path) -> pathlib.Path:
+    inner = folder / "evaluation"
+    is_run = not (folder / "report.json").exists() and (inner / "report.json").exists()
+    return inner if is_run else folder
 
 
 def write_comparison_html(folders, path) -> pathlib.Path:
