@@ -127,6 +127,8 @@ class Objective(Configurable, Sealed):
     updates_per_batch = 1
     #: Whether `after_update` needs the gradient of the loss by the crafted images.
     needs_image_gradient = False
+    #: Whether further arguments are those of another objective, which checks them.
+    passes_arguments_on = False
 
     def __init__(
         self,

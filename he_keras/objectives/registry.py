@@ -28,5 +28,6 @@ def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
         6.0
     """
     kind = _OBJECTIVES[name]
-    check_options(f"objective {name!r}", options, constructor_arguments(kind))
+    if not kind.passes_arguments_on:
+        check_options(f"objective {name!r}", options, constructor_arguments(kind))
     return kind(threat, **options)

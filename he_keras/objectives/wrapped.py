@@ -26,6 +26,8 @@ class WrappedObjective(Objective):
 
     base: Objective
 
+    passes_arguments_on = True
+
     def __init__(self, threat: ThreatModel | None, base, **kwargs) -> None:
         self.base = build_base(base, threat, kwargs)
         super().__init__(

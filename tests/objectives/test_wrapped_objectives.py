@@ -59,7 +59,7 @@ def test_arguments_reach_the_innermost_base():
         ({"base": 3}, TypeError, r'the key "name"; received base=3'),
         ({"base": {"beta": 6.0}}, TypeError, "received base=.'beta': 6.0"),
         ({"base": "trade"}, ValueError, "Unknown objective.*received 'trade'"),
-        ({"base": "trades", "bta": 6.0}, TypeError, "bta"),
+        ({"base": "trades", "bta": 6.0}, ValueError, "received bta"),
         ({"base": objectives.PGDAT(THREAT), "num_steps": 3}, TypeError, "received num_steps"),
         (
             {"base": objectives.PGDAT(THREAT), "threat": he.ThreatModel("l2", 1.0)},
