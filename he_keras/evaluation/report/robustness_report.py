@@ -207,7 +207,7 @@ def checks_in_short(checks: Sequence[Check]) -> str:
         '3 checks: 2 pass, 1 warn: loss-gap'
     """
     if not checks:
-        return "No checks ran: nothing says whether the attacks worked."
+        return "No checks ran."
     names = collections.defaultdict(list)
     for check in checks:
         names[check.verdict].append(check.name)
