@@ -29,6 +29,7 @@ PROGRAMS = {
     "serve": "answer requests over HTTP with exported models",
     "quickstart": "train, attack and export two small models on digits",
     "benchmark": "measure the speed of this machine",
+    "doctor": "show versions, devices, data sets, speed and known problems",
 }
 #: Flags of `evaluate` that have become programs.
 _FORMER_FLAG = re.compile(r"--?(merge|verify|compare|transfer)(?:=(?:true|True|t|1))?")
@@ -40,6 +41,9 @@ def main(program: str | None = None) -> None:
         program = sys.argv[1] if len(sys.argv) > 1 else "nothing"
         if program in ("--help", "-h", "help"):
             print(_usage())
+            return
+        if program == "--version":
+            print(f"he-keras {_version()}")
             return
         if program not in PROGRAMS:
             sys.exit(_error(_unknown(program)))
@@ -55,7 +59,30 @@ def main(program: str | None = None) -> None:
     except KeyboardInterrupt:
         print("Interrupted")
         sys.exit(130)
+    except Exception as error:
+        if program != "doctor":
+            raise
+        sys.exit(_broken(error))
     cli.run_program(program, arguments)
+
+
+def _version() -> str:
+    _put_off()
+    from he_keras.version import __version__
+
+    return __version__
+
+
+def _broken(error: Exception) -> int:
+    """Says what can be said of an installation that cannot be imported."""
+    from he_keras import requirements
+
+    found = requirements.packages()
+    print(f"Packages:\n{requirements.table(found)}")
+    cause = f"he_keras cannot be imported: {type(error).__name__}: {error}"
+    for problem in (*requirements.problems(found), " ".join(cause.split())):
+        print(f"PROBLEM: {problem}")
+    return 1
 
 
 def _put_off():

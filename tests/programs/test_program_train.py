@@ -26,7 +26,9 @@ SMALL = f"--config={ROOT / 'configs' / 'cifar10_small.py'}"
 def test_help(run, program):
     code, out, err = run(program, "--help")
     assert (code, err) == (0, "")
-    own_flag = {"serve": "--model_dir", "zoo": "--download"}.get(program, "--output")
+    own_flag = {"serve": "--model_dir", "zoo": "--download", "doctor": "--[no]speed"}.get(
+        program, "--output"
+    )
     assert own_flag in out
     assert out.strip().startswith(sys.modules[f"he_keras.programs.{program}"].__doc__.strip()[:40])
 
@@ -40,7 +42,7 @@ def test_installed_command():
     assert_one_line_error(
         (answer.returncode, answer.stdout, answer.stderr),
         "Unknown program; expected he-keras train|evaluate|merge|verify|gate|compare|transfer"
-        "|analyze|search|export|import|zoo|serve|quickstart|benchmark; received trian",
+        "|analyze|search|export|import|zoo|serve|quickstart|benchmark|doctor; received trian",
     )
     answer = run_process(command, "--help")
     assert answer.returncode == 0 and answer.stdout.startswith("usage: he-keras PROGRAM --flags")

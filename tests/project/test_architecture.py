@@ -20,6 +20,7 @@ FOLDERS = ("he_keras", "tools", "configs", "tests")
 # A unit, which is a file or a package of he_keras, may import the units before it.
 ORDER = (
     "version",
+    "requirements",
     "native_messages",
     "arguments",
     "registry",
