@@ -103,7 +103,7 @@ def test_the_installed_wheel_works(installed, tmp_path):
     flags = ("--data=digits", "--epsilon=0.1", "--attacks=fgsm", "--num_examples=20", "--nochecks")
     printed = run(command, "evaluate", "--model=a/model.keras", *flags, cwd=tmp_path)
     assert "n = 20" in printed
-    assert "<svg" in (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8").count("<style>")
     where = run(
         installed / "python", "-c", "import he_keras; print(he_keras.__file__)", cwd=tmp_path
     )
