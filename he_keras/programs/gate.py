@@ -8,8 +8,8 @@ The exit code is 0 if the gate is passed, 1 if not, and 2 for a mistake in the c
 --min_worst_case: the share of the images that no attack breaks must be at least this. The share
 itself counts; its 95 % interval is shown beside it.
 --max_loss: how much of this share may be lost against the baseline. The upper end of the 95 %
-interval of the loss must be at most this (a test of non-inferiority on the same images, Tango
-1998). If the interval contains the limit, the images are too few to decide: exit code 1.
+interval of the loss must be at most this: a test of non-inferiority on the same images. If the
+interval contains the limit, the images are too few to decide, and the exit code is 1.
 
 PATH is a .keras file, a run folder or a SavedModel. The attacks are those of the baseline, with
 their settings, else `screen`. They cost no more than `screen` unless --attacks names them. Data and

@@ -42,7 +42,8 @@ def test_installed_command():
     assert_one_line_error(
         (answer.returncode, answer.stdout, answer.stderr),
         "Unknown program; expected he-keras train|evaluate|merge|verify|gate|compare|transfer"
-        "|analyze|search|export|import|zoo|serve|quickstart|benchmark|doctor; received trian",
+        "|analyze|search|reproduce|export|import|zoo|serve|quickstart|benchmark|doctor; "
+        "received trian",
     )
     answer = run_process(command, "--help")
     assert answer.returncode == 0 and answer.stdout.startswith("usage: he-keras PROGRAM --flags")

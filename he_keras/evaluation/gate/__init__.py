@@ -1,7 +1,7 @@
 """The gate: is a model good enough to be merged, by limits and against a baseline.
 
-`baseline` reads the evaluation to compare with, `paired_loss` measures the difference, `verdicts`
-holds the rules, `ci_files` writes JUnit XML and SARIF, and `gate` does all of it in order.
+`baseline` reads the evaluation to compare with, `verdicts` holds the rules, `ci_files` writes JUnit
+XML and SARIF, and `gate` does all of it in order.
 """
 
 from he_keras.evaluation.gate.baseline import Baseline, read_baseline

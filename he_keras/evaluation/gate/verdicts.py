@@ -1,11 +1,12 @@
 """The rules of the gate, and what each of them finds."""
 
+import bisect
 import dataclasses
 
 from he_keras.arguments import is_number
 from he_keras.evaluation.comparison import PairedCounts
-from he_keras.evaluation.gate.paired_loss import PairedLoss
 from he_keras.evaluation.report.robustness_report import RobustnessReport
+from he_keras.evaluation.statistics import mcnemar_interval
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 
@@ -35,8 +36,8 @@ MAX_LOSS = Rule(
     "max_loss",
     "Loss against the baseline not shown to be small",
     "The upper end of the 95 % interval of the loss in worst-case accuracy must be at most the "
-    "limit: a test of non-inferiority on the same images (Tango 1998). If the interval contains "
-    "the limit, the images are too few to decide, and the gate does not open.",
+    "limit: a test of non-inferiority on the same images. If the interval contains the limit, the "
+    "images are too few to decide, and the gate does not open.",
 )
 CHECKS = Rule("checks", "A check of the evaluation failed", "No check may fail.")
 RULES = (MIN_WORST_CASE, MAX_LOSS, CHECKS)
@@ -105,24 +106,45 @@ def of_worst_case(report: RobustnessReport, limit: float) -> Verdict:
 
 def of_loss(pair: PairedCounts, limit: float) -> Verdict:
     """Tests the loss in worst-case accuracy; the first of the pair is the baseline."""
-    lost, gained = len(pair.only_first), len(pair.only_second)
-    loss = PairedLoss(lost, gained, pair.both_hold + lost + gained + pair.both_broken)
-    low, high = loss.interval()
+    lost, gained, loss = len(pair.only_first), len(pair.only_second), pair.difference
+    low, high = pair.interval
     text = (
-        f"loss {100 * loss.share:+.2f} points, 95 % interval {100 * low:+.2f} to "
-        f"{100 * high:+.2f}, n = {loss.total}, {lost} lost and {gained} gained; at most "
-        f"{100 * limit:+.2f} allowed; p = {pair.p_value:.2g} that both are equal (McNemar)."
+        f"loss {100 * loss:+.2f} points, 95 % interval {100 * low:+.2f} to {100 * high:+.2f}, "
+        f"n = {pair.num_examples}, {lost} lost and {gained} gained; at most {100 * limit:+.2f} "
+        f"allowed; p = {pair.p_value:.2g} that both are equal (McNemar)."
     )
-    outcome = PASS if loss.is_shown_below(limit) else UNDECIDED
-    if loss.is_shown_above(limit):
-        outcome = FAIL
-    elif outcome == UNDECIDED:
-        needed = loss.examples_needed(limit)
+    outcome = PASS if high <= limit else FAIL if low > limit else UNDECIDED
+    if outcome == UNDECIDED:
+        needed = examples_needed(lost, gained, pair.num_examples, limit)
         many = "No larger sample would show less" if needed is None else f"About {needed} would do"
         text += f" Too few images to decide. {many} if the models differ as here."
-    numbers = {"loss": loss.share, "interval": [low, high], "limit": limit}
+    numbers = {"loss": loss, "interval": [low, high], "limit": limit}
     counts = {"lost": lost, "gained": gained, "p_value": pair.p_value}
     return Verdict(MAX_LOSS, outcome, text, numbers | counts)
+
+
+def examples_needed(lost: int, gained: int, total: int, limit: float) -> int | None:
+    """Returns how many examples would show a loss of at most `limit`, all else being alike.
+
+    None if the loss is not below it here, so that no number of examples would.
+
+    Example:
+        >>> from he_keras.evaluation.gate.verdicts import examples_needed
+        >>> examples_needed(lost=0, gained=0, total=100, limit=0.01)
+        368
+    """
+    if lost - gained >= limit * total:
+        return None
+
+    def shows(count: int) -> bool:
+        scaled = round(lost * count / total), round(gained * count / total)
+        return mcnemar_interval(scaled[0], scaled[1], count)[1] <= limit
+
+    most = total
+    while not shows(most):
+        most *= 2
+    fewest = bisect.bisect_left(range(most + 1), True, lo=total, key=shows)
+    return min(fewest, most)
 
 
 def of_checks(report: RobustnessReport) -> Verdict:
