@@ -70,6 +70,7 @@ def _train_and_evaluate(head: str, folder: pathlib.Path) -> dict:
         _ATTACKS,
         run / "evaluation",
         mode="individual",
+        training=he.experiment.to_plain(config),
         show_progress=True,
     )
     return {"model": model, "report": report, "seconds": seconds, "data": training.datasets.test}
