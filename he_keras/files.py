@@ -149,8 +149,10 @@ def read_json(path: pathlib.Path, expected: str = "a file written by a run") -> 
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__}, not an object")
     except (OSError, ValueError) as error:
+        # The text of an OSError repeats the path.
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"Cannot read {path.name}; expected {expected}; received {path}: {error}"
+            f"Cannot read {path.name}; expected {expected}; received {path}: {reason}"
         ) from error
     return content
 

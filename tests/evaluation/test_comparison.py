@@ -153,8 +153,9 @@ def test_folders_must_be_two_different_ones(runs, tmp_path):
             compare(folders)
     with pytest.raises(TypeError, match="sequence of folders"):
         compare(str(runs[0]))
-    with pytest.raises(ValueError, match="Cannot read report.json"):
+    with pytest.raises(ValueError, match="Cannot read report.json") as told:
         compare([runs[0], tmp_path / "nothing"])
+    assert str(told.value).endswith("nothing/report.json: No such file or directory")
     with pytest.raises(ValueError, match=r"ends in \.html"):
         write_comparison_html(runs, tmp_path / "out.json")
 
