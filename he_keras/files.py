@@ -89,7 +89,13 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     with _temporary_file(path) as temporary:
-        yield temporary
+        try:
+            yield temporary
+        except OSError as error:
+            # Where the disk is full, Python does not say which file was written.
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         os.replace(temporary, path)
 
 

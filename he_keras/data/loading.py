@@ -204,26 +204,23 @@ def _read_named(
 def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
     """Returns the message for a data set that is not there."""
     known = (*FACTS, *_OWN)
-    if name in FACTS:
-        what = f"data set {name!r} is not prepared, and he_keras never downloads"
-    else:
-        what = f"{name!r} is neither a file or folder, a known data set {known}, nor prepared"
+    if name not in FACTS:
+        return (
+            f"{name!r} is neither a file or folder, a known data set, nor prepared; expected an "
+            f".npz file, an image folder, one of {', '.join(known)}, or a data set that TFDS has "
+            f"prepared in {data_dir / name}; received {name!r}{suggestion(name, known)}"
+        )
     manual = ""
     if name == "imagenet2012":
         manual = (
-            f" (first put ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, from image-net.org, "
-            f"into {data_dir / 'downloads' / 'manual'})"
+            "; first put ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, from image-net.org, "
+            f"into {data_dir / 'downloads' / 'manual'}"
         )
     return (
-        f"{what}; expected {data_dir / name / '<version>'}/ with dataset_info.json, features.json "
-        f"and TFRecord files; received data_dir={str(data_dir)!r}{suggestion(name, known)}\n"
-        "Ways to get it:\n"
-        f"  * on a machine with network access: tfds build {name} --data_dir={data_dir}{manual}; "
-        f"then copy the folder {name} if that is another machine;\n"
-        "  * if it is prepared elsewhere: pass data_dir=..., or set TFDS_DATA_DIR;\n"
-        '  * an .npz file with arrays "images" (uint8, examples x height x width x channels) and '
-        '"labels": load("path/to/file.npz", split);\n'
-        '  * an image folder <root>/<split>/<class>/*.png|jpg|jpeg: load("path/to/root", split).'
+        f"Data set {name!r} is not prepared, and he_keras never downloads; expected "
+        f"{data_dir / name / '<version>'}; received data_dir={str(data_dir)!r}. On a machine with "
+        f"network access: tfds build {name} --data_dir={data_dir}{manual}. If it is elsewhere: "
+        "data_dir (--data_dir), or TFDS_DATA_DIR"
     )
 
 

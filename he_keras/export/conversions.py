@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import attacks
-from he_keras.arguments import check_number, check_positive_integer, reason_of
+from he_keras.arguments import check_number, check_positive_integer, reason_of, suggestion
 from he_keras.attacks import Attack, Victim
 from he_keras.data import eval_pipeline
 from he_keras.environment import environment
@@ -125,8 +125,9 @@ def parse_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
+        near = suggestion(unknown[0], FORMATS) if unknown else ""
         raise ValueError(
-            f"Unknown format; expected some of {FORMATS}; received {unknown or list(formats)}"
+            f"Unknown format; expected some of {FORMATS}; received {unknown or list(formats)}{near}"
         )
     names = [each for name in formats for each in _GROUPS.get(name, (name,))]
     return tuple(dict.fromkeys(names))

@@ -24,6 +24,7 @@ import pathlib
 
 from absl import flags
 
+from he_keras.arguments import unknown_name
 from he_keras.programs import cli
 
 _SECONDS = flags.DEFINE_float("seconds", 4.0, "data: seconds for each measurement.")
@@ -60,11 +61,15 @@ POSITIONAL = 1
 
 def main(arguments) -> None:
     """Runs the benchmark that the command line names."""
-    if len(arguments) != 2 or arguments[1] not in _BENCHMARKS:
-        known = ", ".join(_BENCHMARKS)
-        cli.fail(f"Unknown benchmark; expected one of {known}; received {arguments[1:]}")
     with cli.one_line_errors():
         print(_BENCHMARKS[arguments[1]]())
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Raises a ValueError unless a benchmark is named."""
+    name = arguments[1] if len(arguments) > 1 else "none"
+    if name not in _BENCHMARKS:
+        raise unknown_name("benchmark", name, _BENCHMARKS)
 
 
 def _data() -> str:

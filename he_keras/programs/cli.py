@@ -148,7 +148,7 @@ def _parse_plain_flags(main, argv) -> list[str]:
                 f"Unknown argument; expected only --flags; received {' '.join(extra)}{meant}"
             )
         _check_config_names(config)
-        getattr(program, "check_flags", lambda: None)()
+        getattr(program, "check_flags", lambda arguments: None)(arguments)
     return arguments
 
 
@@ -193,12 +193,22 @@ def _load_parts(main, argv: list[str]) -> None:
             unknown = unknown_name("flag", f"--{error.flagname}", _flags_of(main))
             raise ValueError(_unknown_key(argv) or str(unknown)) from error
         except (flags.Error, ValueError) as error:
-            message = _unknown_key(argv) or _without_traceback(_choices(str(error)))
+            message = _unknown_key(argv) or _superfluous_argument(error, argv)
+            message = message or _without_traceback(_choices(str(error)))
             raise ValueError(message) from error
         # A configuration file is a program: anything can go wrong in it.
         except Exception as error:
             message = _unknown_key(argv) or f"{type(error).__name__}: {error}"
             raise ValueError(message) from error
+
+
+def _superfluous_argument(error: Exception, argv: list[str]) -> str:
+    """What to say where --config=FILE:ARGUMENT names a file whose `get_config` takes none."""
+    if "get_config() takes 0 positional arguments" not in str(error):
+        return ""
+    file, _, argument = " ".join(argv[1:]).partition(":")
+    name = pathlib.Path(file).stem
+    return f"{name} takes no argument; expected --config={name}; received {name}:{argument}"
 
 
 def _flags_of(main) -> list[str]:

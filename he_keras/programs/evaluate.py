@@ -109,7 +109,7 @@ def run(merge: bool) -> None:
     print(f"Report: {folder / 'report.html'}")
 
 
-def check_flags() -> None:
+def check_flags(_arguments: list[str]) -> None:
     """Raises a ValueError unless the flags name one model that is there, and its data."""
     if not (RUN.value or _MODEL.value or _ENSEMBLE.value):
         raise ValueError("No model; expected --run=FOLDER or --model=FILE; received neither")

@@ -13,6 +13,7 @@ import pathlib
 
 from absl import flags
 
+from he_keras.files import check_model_exists
 from he_keras.programs import cli, model_flags
 
 _RUN = flags.DEFINE_string("run", None, "Run folder: model, data and evaluation come from it.")
@@ -45,25 +46,33 @@ _ROBUSTBENCH = "torch-robustbench"
 def main(_argv) -> None:
     """Loads the model and the facts about it, and writes the next version."""
     with cli.one_line_errors():
-        if not _OUTPUT_DIR.value or not (_RUN.value or _MODEL.value):
-            raise ValueError(
-                "Missing flag; expected --model=... and --output_dir=..., or --run=... in place of "
-                "--model; received less"
-            )
         if _ROBUSTBENCH in _FORMATS.value:
             _export_robustbench()
         else:
             _export()
 
 
+def check_flags(_arguments: list[str]) -> None:
+    """Raises a ValueError unless the flags name a model that is there, and a folder."""
+    if not _OUTPUT_DIR.value or not (_RUN.value or _MODEL.value):
+        raise ValueError(
+            "Missing flag; expected --model=... and --output_dir=..., or --run=... in place of "
+            "--model; received less"
+        )
+    check_model_exists(_MODEL.value or _RUN.value)
+
+
 def _export() -> None:
     import he_keras as he
     from he_keras.export import calibrate
     from he_keras.export.card_page import conversion_summary
+    from he_keras.export.conversions import parse_formats
     from he_keras.model_files import load_classifier
 
     run = _run_folder()
     config = _config(run)
+    if _conversions():
+        parse_formats(_conversions())
     held_out = _validation(config, run) if _CALIBRATE.value else None
     provenance = _provenance(run, config)
     model, done = model_flags.as_classifier(
@@ -142,16 +151,19 @@ def _config(run: pathlib.Path | None):
     return config
 
 
+def _conversions() -> list[str]:
+    return [name for name in _FORMATS.value if name != "saved_model"]
+
+
 def _plan(config, run: pathlib.Path | None, model):
     """What to convert to, and on what to score it; None for a SavedModel alone."""
     from he_keras import experiment
     from he_keras.export import ConversionPlan
     from he_keras.export.conversions import parse_formats
 
-    asked = [name for name in _FORMATS.value if name != "saved_model"]
-    if not asked:
+    if not _conversions():
         return None
-    names = parse_formats(asked)
+    names = parse_formats(_conversions())
     if not (run or model_flags.DATA.value):
         raise ValueError(
             "Nothing to score the conversions on; expected --run=FOLDER or --data=NAME; received "

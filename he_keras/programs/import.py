@@ -35,12 +35,16 @@ _SHOW_IGNORED = flags.DEFINE_bool("show_ignored", False, "Print the name of ever
 def main(argv) -> None:
     """Reads the file, checks the model, and writes it."""
     with cli.one_line_errors():
-        if not _RECIPE.value or not _OUTPUT.value or not _OUTPUT.value.endswith(".keras"):
-            raise ValueError(
-                "Missing flag; expected --recipe=NAME and --output=FILE.keras; received "
-                f"--recipe={_RECIPE.value} and --output={_OUTPUT.value}"
-            )
         _import(argv[1] if len(argv) > 1 else None)
+
+
+def check_flags(_arguments: list[str]) -> None:
+    """Raises a ValueError where a flag is missing."""
+    if not _RECIPE.value or not _OUTPUT.value or not _OUTPUT.value.endswith(".keras"):
+        raise ValueError(
+            "Missing flag; expected --recipe=NAME and --output=FILE.keras; received "
+            f"--recipe={_RECIPE.value} and --output={_OUTPUT.value}"
+        )
 
 
 def _import(file: str | None) -> None:

@@ -12,7 +12,7 @@ _TRIED_EXAMPLES, _TRIED_BYTES = 500, 2**27
 
 DATA = flags.DEFINE_string("data", None, "Data set name or path; default: the run's own.")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.")
-_NORM = flags.DEFINE_string("norm", None, "linf, l2 or l1; default: the run's own.")
+_NORM = flags.DEFINE_enum("norm", None, ["linf", "l2", "l1"], "Default: the run's own.")
 _EPSILON = flags.DEFINE_string("epsilon", None, "Radius, a number or a fraction such as 8/255.")
 _BOUNDS = flags.DEFINE_list(
     "bounds", None, "LOW,HIGH: pixel values of a model that does not know them, such as 0,255."

@@ -4,6 +4,7 @@ Every attack runs on a block before the next block begins. So a partial evaluati
 strong each attack is. What happens in one block depends on no other block.
 """
 
+import contextlib
 import dataclasses
 import time
 from typing import NamedTuple
@@ -192,20 +193,22 @@ class AttackRuns:
     ) -> np.ndarray:
         """Attacks the blocks of a shard, or all; returns the positions of their examples."""
         count = len(self.labels) // (shard[1] if shard else 1)
-        progress = Progress(count, self.attacks, self.num_classes, show_progress)
         positions = [np.zeros(0, int)]
-        for block in examples.blocks(block_size, shard):
-            if not np.array_equal(block.labels, self.labels[block.positions]):
-                raise ValueError(
-                    "The data set has another order each time it is read; expected a "
-                    "tf.data.Dataset without shuffling; received other labels than in the first "
-                    "reading"
-                )
-            self.attack(block, progress)
-            progress.block_done(self.unbroken[block.positions])
-            positions.append(block.positions)
-        progress.close()
+        progress = Progress(count, self.attacks, self.num_classes, show_progress)
+        with contextlib.closing(progress):
+            for block in examples.blocks(block_size, shard):
+                self._check_order(block)
+                self.attack(block, progress)
+                progress.block_done(self.unbroken[block.positions])
+                positions.append(block.positions)
         return np.concatenate(positions)
+
+    def _check_order(self, block: Block) -> None:
+        if not np.array_equal(block.labels, self.labels[block.positions]):
+            raise ValueError(
+                "The data set has another order each time it is read; expected a tf.data.Dataset "
+                "without shuffling; received other labels than in the first reading"
+            )
 
     def attack(self, block: Block, progress) -> None:
         """Runs every attack on one block, and tells `progress` of every batch."""
