@@ -7,6 +7,7 @@ for TensorFlow, which may read and write files: load those of people you trust.
 import functools
 import json
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -80,7 +81,11 @@ def load_keras_file(path, compile: bool = True):
         fault = f"damaged, or of another kind: {path.stat().st_size} bytes that are no zip archive"
         raise _unreadable(path, "a .keras file", ValueError(fault))
     try:
-        return keras.saving.load_model(path, compile=compile)
+        with warnings.catch_warnings():
+            if not compile:
+                # Some models bring an optimizer all the same, whose state is not wanted.
+                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            return keras.saving.load_model(path, compile=compile)
     # The file may be anything, and so may be what goes wrong in reading it.
     except Exception as error:
         raise _unreadable(path, "a .keras file", error) from error
