@@ -220,7 +220,7 @@ def _how_to_get(name: str, data_dir: pathlib.Path) -> str:
         f"Data set {name!r} is not prepared, and he_keras never downloads; expected "
         f"{data_dir / name / '<version>'}; received data_dir={str(data_dir)!r}. On a machine with "
         f"network access: tfds build {name} --data_dir={data_dir}{manual}. If it is elsewhere: "
-        "data_dir (--data_dir), or TFDS_DATA_DIR"
+        "data_dir (--data_dir), TFDS_DATA_DIR, or the path of an .npz file or image folder"
     )
 
 

@@ -66,9 +66,9 @@ def chosen(dataset: datasets.AnyDataset, split: str, test_fraction: float) -> da
     if not test_fraction:
         if split == "test":
             raise ValueError(
-                f"{dataset.name} is one set, and training may have seen all of it; expected test "
-                "images that are marked: arrays images_test and labels_test, or a folder "
-                "test/<class>, or test_fraction as in training; received split='test'"
+                f"{dataset.name} is one set without splits, which training may have seen; expected "
+                "test_fraction as in training, or images that are marked: arrays images_test and "
+                "labels_test, or a folder test/<class>; received split='test'"
             )
         return dataclasses.replace(dataset, split=split)
     is_test = _is_test(_labels(dataset), test_fraction)
