@@ -85,7 +85,8 @@ def test_errors_of_keras_come_without_bold_type(run, tmp_path, monkeypatch):
         raise ValueError("\x1b[1mShapes\x1b[0m do\n not \x1b[38;5;34mfit\x1b[0m")
 
     monkeypatch.setattr(he.model_files, "load_classifier", fail)
-    answer = run("export", "--model=any.keras", f"--output_dir={tmp_path}")
+    (tmp_path / "any.keras").touch()
+    answer = run("export", f"--model={tmp_path}/any.keras", f"--output_dir={tmp_path}/out")
     assert_one_line_error(answer, "error: Shapes do not fit\n")
 
 

@@ -105,7 +105,7 @@ def test_calibration_uses_the_validation_split(run, trained, tmp_path, monkeypat
         ([], ["Missing flag; expected --model=... and --output_dir=..."]),
         (["--output_dir={tmp}/out"], ["Missing flag"]),
         (["--run={run}"], ["Missing flag"]),
-        (["--run={tmp}/none", "--output_dir={tmp}/out"], ["Cannot read config.json", "none"]),
+        (["--run={tmp}/none", "--output_dir={tmp}/out"], ["No model; expected", "none"]),
         (["--model={tmp}/x.keras", "--output_dir={tmp}/out"], ["No model", "x.keras"]),
         (["--model={tmp}", "--output_dir={tmp}/out"], ["No model", "model.keras"]),
         (["--run={run}", "--output_dir={run}/config.json"], ["Cannot write", "config.json"]),
