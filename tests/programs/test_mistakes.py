@@ -33,6 +33,14 @@ def run(monkeypatch, capfd):
         ("train", ["--config=quickstart_digit"], ["Unknown configuration", "FILE.py", "digits'?"]),
         (
             "train",
+            ["--config=quickstart_digits:he"],
+            ["quickstart_digits takes no argument; expected --config=quickstart_digits; received"],
+        ),
+        ("evaluate", ["--model={files}/run", "--data=digits", "--norm=linff"], ["mean 'linf'?"]),
+        ("benchmark", ["attack"], ["Unknown benchmark", "did you mean 'attacks'?"]),
+        ("import", ["nope.pt"], ["Missing flag; expected --recipe=NAME and --output=FILE.keras"]),
+        (
+            "train",
             ["--config=quickstart_digits", "--config.train.epoch=3"],
             ["Unknown configuration key", "batch_size", "did you mean 'epochs'?"],
         ),
