@@ -139,6 +139,17 @@ def test_a_failed_writer_leaves_nothing(tmp_path, error):
     assert names(tmp_path) == []
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    path = tmp_path / "numbers.npz"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        with replacing(path):
+            # As `write` raises it: without a file.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(FileNotFoundError, match="elsewhere/none"), replacing(path):
+        open("elsewhere/none")
+    assert names(tmp_path) == []
+
+
 def test_arrays_are_read_back_as_they_were_whatever_their_names(tmp_path):
     arrays = {
         "file": np.arange(6).reshape(2, 3),
