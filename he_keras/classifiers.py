@@ -85,8 +85,8 @@ def wrap_classifier(
     of the layers: train first, then wrap. Where nothing has to be done, it is the model itself.
     Where the evidence is ambiguous, an error says which argument decides.
 
-    A model in Python, such as a plain function, cannot be wrapped. One column of its sigmoid looks
-    like one logit, so pass a function that returns a logit for each class.
+    A plain function cannot be wrapped. Nothing tells its sigmoid from a logit: pass a function that
+    returns a logit for each class.
 
     Args:
         model: a trained `keras.Model` from images to probabilities or logits. Of an ensemble, each

@@ -47,7 +47,7 @@ def _import(name: str) -> None:
     module = module_of(name)
     if module in sys.modules:
         return
-    # Behind all others: a file here cannot hide an installed package.
+    # At the end of the path, where a file here cannot hide an installed package.
     folder = (
         str(pathlib.Path(name).resolve().parent)
         if name.endswith(".py")
