@@ -77,3 +77,15 @@ def restored_dtype_policy():
     before = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture
+def op_by_op(monkeypatch):
+    """Runs attacks operation by operation: a few steps on a small model take less than a trace.
+
+    `tests/attacks/test_attack_properties.py` compiles every attack, and the tests of compilation
+    compare the two ways.
+    """
+    from he_keras.attacks import Attack
+
+    monkeypatch.setattr(Attack, "runs_in_graph", False)

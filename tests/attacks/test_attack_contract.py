@@ -27,6 +27,8 @@ from he_keras.attacks import (
 )
 from he_keras.attacks.framework.result import Goal
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 # Who is attacked, for how long, and what is counted.
 
 

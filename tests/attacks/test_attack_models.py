@@ -114,6 +114,7 @@ def test_logits_of_another_precision(dtype):
 
 
 @pytest.mark.parametrize(("given", "returned"), [("float64", "float64"), ("float16", "float32")])
+@pytest.mark.usefixtures("op_by_op")
 def test_dtype_of_the_images(given, returned):
     model = functional()
     for callable_model in (model, linear):
@@ -180,6 +181,7 @@ def test_infinite_logits_are_reported():
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.usefixtures("op_by_op")
 def test_zero_and_nan_gradients_leave_the_image(norm):
     factor = tf.Variable(1.0)
 

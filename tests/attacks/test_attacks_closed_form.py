@@ -17,6 +17,8 @@ from he_keras.attacks.framework.victim import loss_and_gradient
 from he_keras.attacks.gradient_estimation import NES, SPSA
 from he_keras.attacks.multi_targeted import MultiTargeted
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 SLOPE = np.array([4.0, 1.0, 0.5, 0.0])
 IMAGES = np.array([[0.5, 0.4, 0.6, 0.3], [0.45, 0.55, 0.5, 0.5]])
 DUAL_ORDERS = {"linf": 1, "l2": 2, "l1": np.inf}

@@ -7,6 +7,8 @@ import tensorflow as tf
 import he_keras as he
 from he_keras.attacks import FGSM, MIM, PGD
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 RTOL = 1e-5
 PARITY = {"random_start": False, "keep": "last", "stop_when_broken": False}
 NORMS = {"linf": 0.06, "l2": 0.3, "l1": 0.5}

@@ -15,6 +15,8 @@ from he_keras.attacks import BIM, FGSM, CWLinf, Ensemble
 from he_keras.attacks.autoattack import AutoAttack
 from he_keras.attacks.screen import Screen
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 
 class Recording(attacks.Attack):
     """Passes everything on to another attack, and remembers which examples it was given."""

@@ -16,6 +16,8 @@ import he_keras as he
 from he_keras import losses
 from he_keras.attacks import ProjectedGradient, Victim
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 # How the reference tools run and score: every example to its end, the last iterate.
 PARITY = {"keep": "last", "stop_when_broken": False, "random_start": False}
 SIGN_ATTACKS = {

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import he_keras as he
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 SEES_THE_MARGIN = ("llr", "free_at")
 NAMES = [name for name in he.objectives.names() if name != "standard"]
 

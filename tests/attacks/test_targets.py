@@ -9,6 +9,8 @@ import he_keras as he
 from he_keras import attacks
 from he_keras.attacks.framework.result import Goal
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 #: Three classes of two pixels. From the image, class 1 is near and class 2 is farther away.
 WEIGHTS = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 BIAS = np.array([0.0, -0.6, -0.65])
