@@ -79,8 +79,8 @@ def restored_dtype_policy():
     keras.config.set_dtype_policy(before)
 
 
-@pytest.fixture
-def op_by_op(monkeypatch):
+@pytest.fixture(scope="module")
+def op_by_op():
     """Runs attacks operation by operation: a few steps on a small model take less than a trace.
 
     `tests/attacks/test_attack_properties.py` compiles every attack, and the tests of compilation
@@ -88,4 +88,6 @@ def op_by_op(monkeypatch):
     """
     from he_keras.attacks import Attack
 
-    monkeypatch.setattr(Attack, "runs_in_graph", False)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Attack, "runs_in_graph", False)
+        yield

@@ -30,7 +30,7 @@ def test_names_are_those_of_the_benchmarks():
     assert len(corruptions.CORRUPTIONS) == 15
     assert len(corruptions.EXTRA_CORRUPTIONS) == 4
     assert corruptions.names() == (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
-    assert set(registry._ENTRIES) == set(corruptions.names())
+    assert set(registry.ENTRIES) == set(corruptions.names())
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

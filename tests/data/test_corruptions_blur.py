@@ -10,7 +10,7 @@ from corruption_images import random_images
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import blur, filters
-from he_keras.data.corruptions.registry import _ENTRIES
+from he_keras.data.corruptions.registry import ENTRIES
 
 # Gaussian
 
@@ -32,7 +32,7 @@ def test_gaussian_blur(side, sigmas):
 # Defocus
 
 
-@pytest.mark.parametrize("level", _ENTRIES["defocus_blur"].small + _ENTRIES["defocus_blur"].large)
+@pytest.mark.parametrize("level", ENTRIES["defocus_blur"].small + ENTRIES["defocus_blur"].large)
 def test_the_disk_is_a_symmetric_average(level):
     kernel = blur.disk(*level)
     # Two disks touch their grid, and what the softening mirrors there makes them heavier.
@@ -59,7 +59,7 @@ def test_a_disk_below_one_pixel_is_a_small_gaussian(radius, sigma):
 @pytest.mark.parametrize(("side", "severity"), [(32, 1), (32, 4), (32, 5), (90, 2), (90, 5)])
 def test_defocus_blur_mirrors_the_border(side, severity):
     images = random_images(2, side)
-    entry = _ENTRIES["defocus_blur"]
+    entry = ENTRIES["defocus_blur"]
     kernel = blur.disk(*(entry.small if side == 32 else entry.large)[severity - 1])
     reach = len(kernel) // 2
     edges = ((0, 0), (reach, reach), (reach, reach), (0, 0))
@@ -123,7 +123,7 @@ def test_glass_does_not_swap():
 @pytest.mark.parametrize("severity", [1, 3, 5])
 def test_glass_blur_smooths_before_and_after(severity):
     images = random_images(2)
-    sigma, reach, num_rounds = _ENTRIES["glass_blur"].small[severity - 1]
+    sigma, reach, num_rounds = ENTRIES["glass_blur"].small[severity - 1]
 
     def gaussian(values):
         return np.stack(
@@ -184,7 +184,7 @@ def test_motion_blur_turns_within_45_degrees():
 
 def test_zoom_factors_are_the_published_ones():
     """Floating-point rounding makes two of the CIFAR rows and some of ImageNet include the stop."""
-    entry = _ENTRIES["zoom_blur"]
+    entry = ENTRIES["zoom_blur"]
     assert [len(row) for row in entry.small] == [7, 12, 16, 21, 26]
     assert [len(row) for row in entry.large] == [12, 16, 11, 13, 11]
     assert all(row[0] == 1.0 for row in entry.small + entry.large)

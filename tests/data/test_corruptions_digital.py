@@ -12,7 +12,7 @@ from corruption_images import grey, random_images
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import digital, filters
-from he_keras.data.corruptions.registry import _ENTRIES, Setting
+from he_keras.data.corruptions.registry import ENTRIES, Setting
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_contrast_pulls_each_channel_to_its_own_mean(side, levels):
 @pytest.mark.parametrize("side", [32, 90])
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
 def test_saturate_scales_the_saturation(side, severity):
-    entry = _ENTRIES["saturate"]
+    entry = ENTRIES["saturate"]
     factor, offset = (entry.small if side == 32 else entry.large)[severity - 1]
     images = random_images(1, side)
     images[0, 0, :4] = [[0, 0, 0], [255, 255, 255], [255, 0, 9], [90, 90, 90]]
@@ -54,7 +54,7 @@ def test_saturate_makes_grey_red_where_it_adds():
 
 def elastic(images, level, count=None):
     setting = Setting(level, True, draws_for(count or len(images), "elastic_transform", 2))
-    return _ENTRIES["elastic_transform"].function(images, setting)
+    return ENTRIES["elastic_transform"].function(images, setting)
 
 
 def test_elastic_without_amplitude_and_jitter_is_the_identity():
@@ -64,7 +64,7 @@ def test_elastic_without_amplitude_and_jitter_is_the_identity():
 
 
 def test_elastic_levels():
-    entry = _ENTRIES["elastic_transform"]
+    entry = ENTRIES["elastic_transform"]
     np.testing.assert_allclose(entry.small[0], (0, 0, 2.56))
     np.testing.assert_allclose(entry.small[1], (1.6, 6.4, 2.24))
     np.testing.assert_allclose(entry.small[4], (3.2, 0.96, 0.96))
@@ -109,7 +109,7 @@ def test_sampling_is_linear_and_folds_at_the_border(fold, mode):
 
 def test_elastic_transform_in_single_steps():
     images = random_images(2)
-    amplitude, sigma, jitter = _ENTRIES["elastic_transform"].small[1]
+    amplitude, sigma, jitter = ENTRIES["elastic_transform"].small[1]
     draws = draws_for(2, "elastic_transform", 2)
     corners = digital.anchor_points(32, 32)
     moves = draws.uniform((3, 2), -jitter, jitter)

@@ -11,7 +11,7 @@ from corruption_images import grey, random_images
 
 from he_keras.data import corruptions
 from he_keras.data.corruptions import drops, edges, fields, frost_textures
-from he_keras.data.corruptions.registry import _ENTRIES
+from he_keras.data.corruptions.registry import ENTRIES
 
 # Fog
 
@@ -64,7 +64,7 @@ def test_plasma_is_rougher_with_a_smaller_decay():
 @pytest.mark.parametrize("severity", [1, 5])
 def test_fog_adds_a_cloud_and_rescales(severity):
     images = random_images(3, 20, 40) // np.array([3, 2, 4], np.uint8)
-    amount, decay = _ENTRIES["fog"].small[severity - 1]
+    amount, decay = ENTRIES["fog"].small[severity - 1]
     clouds = fields.plasma(draws_for(3, "fog", severity), 40, decay)[:, :20, :40]
     corrupted = corruptions.corrupt(images, "fog", severity)
     for image, cloud, result in zip(images, clouds, corrupted, strict=True):
@@ -80,7 +80,7 @@ def test_fog_adds_a_cloud_and_rescales(severity):
 @pytest.mark.parametrize(("side", "severity"), [(32, 1), (32, 3), (32, 5), (90, 4)])
 def test_snow_whitens_and_falls_twice(side, severity):
     images = random_images(2, side)
-    entry = _ENTRIES["snow"]
+    entry = ENTRIES["snow"]
     level = (entry.small if side == 32 else entry.large)[severity - 1]
     mean, deviation, zoom, threshold, radius, sigma, mix = level
     draws = draws_for(2, "snow", severity)
@@ -119,7 +119,7 @@ def test_procedural_frost_is_bright_and_blue_grey(side):
 @pytest.mark.parametrize("severity", [1, 5])
 def test_frost_is_a_weighted_sum_with_some_part_of_a_texture(severity):
     corrupted = corruptions.corrupt(grey(0, 3), "frost", severity)
-    share = _ENTRIES["frost"].small[severity - 1]
+    share = ENTRIES["frost"].small[severity - 1]
     textures = frost_textures.load(None, True, 32, 32)
     for result in corrupted:
         assert any(
@@ -309,7 +309,7 @@ def test_equalised_histogram():
 @pytest.mark.parametrize("severity", [4, 5])
 def test_mud_is_brown_where_it_is(severity):
     corrupted = corruptions.corrupt(grey(255, 20), "spatter", severity)
-    mean, deviation, sigma, threshold, strength, _ = _ENTRIES["spatter"].small[severity - 1]
+    mean, deviation, sigma, threshold, strength, _ = ENTRIES["spatter"].small[severity - 1]
     liquid = draws_for(20, "spatter", severity).normal((32, 32), mean, deviation)
     for result, layer in zip(corrupted, liquid, strict=True):
         wet = scipy.ndimage.gaussian_filter(layer, sigma, mode="nearest") > threshold
@@ -344,7 +344,7 @@ def water_by_steps(levels):
 @pytest.mark.parametrize(("side", "severity"), [(32, 1), (32, 3), (128, 1), (128, 3)])
 def test_water_in_single_steps(side, severity):
     corrupted = corruptions.corrupt(grey(30, 3, side), "spatter", severity)
-    entry = _ENTRIES["spatter"]
+    entry = ENTRIES["spatter"]
     level = (entry.small if side == 32 else entry.large)[severity - 1]
     mean, deviation, sigma, threshold, strength, _ = level
     layers = draws_for(3, "spatter", severity).normal((side, side), mean, deviation)

@@ -153,7 +153,7 @@ def test_logits_that_are_nan_count_as_wrong():
 
 
 def test_an_added_corruption_is_evaluated_but_in_no_mean(monkeypatch):
-    monkeypatch.setattr(corruptions.registry, "_ENTRIES", corruptions.registry._ENTRIES.copy())
+    monkeypatch.setattr(corruptions.registry, "ENTRIES", corruptions.registry.ENTRIES.copy())
 
     @corruptions.register("night", small=(0.0,) * 5, large=(0.0,) * 5)
     def night(images, setting):

@@ -13,6 +13,8 @@ from he_keras.evaluation import Check
 from he_keras.evaluation.report.robustness_report import RESERVED
 from he_keras.evaluation.robustness import resolve_attacks
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 THREAT = he.ThreatModel("linf", 0.08)
 NUM_EXAMPLES = 23
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 import he_keras as he
 from he_keras.evaluation import evaluate_corruptions, transfer_matrix, verify
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 #: Arguments that name what is evaluated, that the program has a sub-command for, or that it prints.
 OWN = {"model", "examples", "threat", "output_dir", "merge", "protocol", "show_progress", "options"}
 OWN |= {"training"}

@@ -12,6 +12,8 @@ import tensorflow as tf
 import he_keras as he
 from he_keras.evaluation.run import differences, fingerprint, identity, journal
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 THREAT = he.ThreatModel("linf", "8/255")
 NUM_EXAMPLES = 12
 # A class for each feature, and unequal slopes: nothing is alike by chance.

@@ -15,6 +15,8 @@ from he_keras.attacks import Attack
 from he_keras.evaluation import Check, robustness
 from he_keras.evaluation.run import identity
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 THREAT = he.ThreatModel("linf", 0.05)
 KERNEL = tf.constant(np.random.RandomState(3).normal(size=(6, 3)).astype("float32"))
 CHECK = Check("finite", "after", "pass", "0", "Fine.")

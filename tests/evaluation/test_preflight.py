@@ -18,6 +18,8 @@ from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.checks.sample import CleanSample
 from he_keras.evaluation.checks.table import CHECKS, run_check
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "checks.md"
 BEFORE = [
     "finite",

@@ -27,6 +27,8 @@ from he_keras.evaluation.transfer_matrix import (
     write_transfer,
 )
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 PIXELS = 12
 EPSILON = THREAT.epsilon
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from experiments import ENTRIES, NAMES, header, load
+from learning_rates import rate_at
 from ml_collections import ConfigDict
 
 from he_keras import experiment
@@ -282,11 +283,10 @@ def rates(name, epochs, steps_per_epoch=391):
     config = load(name)
     optimizer = experiment.build_optimizer(config, steps_per_epoch)
     updates = steps_per_epoch * config.objective.get("num_replays", 1)
-    schedule = optimizer._learning_rate
     steps = [round(epoch * updates) for epoch in epochs]
     momentum = optimizer.momentum
     values = [momentum if isinstance(momentum, float) else float(momentum(s)) for s in steps]
-    return [float(schedule(step)) for step in steps], values
+    return [rate_at(optimizer, step) for step in steps], values
 
 
 @pytest.mark.parametrize(

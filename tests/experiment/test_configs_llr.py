@@ -2,6 +2,7 @@
 
 import pytest
 from experiments import load
+from learning_rates import rate_at
 
 from he_keras import experiment
 from he_keras.objectives.llr import LLR
@@ -38,8 +39,8 @@ def test_released_settings_of_cifar10(name):
     assert config.train.batch_size == 64
     steps_per_epoch = -(-49_000 // 64)
     assert 100_000 <= config.train.epochs * steps_per_epoch < 101_000
-    rate = experiment.configuration.build_optimizer(config, steps_per_epoch)._learning_rate
-    rates = [float(rate(step)) for step in (79_999, 80_000, 88_000, 96_000, 99_999)]
+    optimizer = experiment.configuration.build_optimizer(config, steps_per_epoch)
+    rates = [rate_at(optimizer, step) for step in (79_999, 80_000, 88_000, 96_000, 99_999)]
     assert rates == pytest.approx([0.1, 0.01, 1e-3, 1e-4, 1e-4])
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 2e-4)
 

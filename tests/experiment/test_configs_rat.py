@@ -3,6 +3,7 @@
 import experiments
 import pytest
 from experiments import header, load
+from learning_rates import rate_at
 
 from he_keras import experiment
 from he_keras.objectives import PGDAT, TRADES, FastAT
@@ -46,8 +47,8 @@ def test_settings_of_the_released_code(name):
     assert config.network.options["standardize"] is False
     assert (config.head.kind, config.head.num_classes) == ("linear", int(data[5:]))
     assert (config.train.epochs, config.train.batch_size) == (200, 128)
-    rate = experiment.configuration.build_optimizer(config, 383)._learning_rate
-    rates = [float(rate(383 * epoch)) for epoch in (0, 99.9, 100.1, 149.9, 150.1)]
+    built = experiment.configuration.build_optimizer(config, 383)
+    rates = [rate_at(built, round(383 * epoch)) for epoch in (0, 99.9, 100.1, 149.9, 150.1)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
     optimizer = config.optimizer
     assert (optimizer.momentum, optimizer.weight_decay) == (0.9, 5e-4)

@@ -6,6 +6,7 @@ import experiments
 import keras
 import numpy as np
 import pytest
+from learning_rates import rate_at, stored_schedule
 
 from he_keras import experiment, optimizers, schedules
 from he_keras.experiment.catalog import pas_cifar10, pas_mnist
@@ -47,12 +48,13 @@ def test_the_command_of_the_readme():
 
 def test_restarts_of_radius_and_learning_rate_share_their_ends():
     config = load("cifar10_pas_vgg16_cosine_restarts")
-    growing, rate = radius(config, 391), experiment.build_optimizer(config, 391)._learning_rate
-    assert growing.checkpoints == rate.checkpoints == [0.0, 50.0, 100.0, 150.0, 200.0]
+    growing, optimizer = radius(config, 391), experiment.build_optimizer(config, 391)
+    stored = stored_schedule(optimizer)["config"]
+    assert growing.checkpoints == stored["checkpoints"] == [0.0, 50.0, 100.0, 150.0, 200.0]
     for cycle in range(4):
         epochs = [cycle * 50 + each for each in (0, 25, 49)]
         radii = [255 * float(growing(epoch * 391)) for epoch in epochs]
-        rates = [float(rate(epoch * 391)) for epoch in epochs]
+        rates = [rate_at(optimizer, epoch * 391) for epoch in epochs]
         np.testing.assert_allclose(radii, [0, 6, 8], atol=1e-5)
         np.testing.assert_allclose(rates, [0.1, 0.01, 0.001], rtol=1e-5)
     assert config.train.snapshots

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_config
 from absl import flags
+from learning_rates import rate_at
 from ml_collections import ConfigDict
 from programs import run_here
 
@@ -100,10 +101,10 @@ def test_schedules_end_with_the_training(objective, updates):
         }
     steps = 10
     last = steps * config.train.epochs * updates
-    rate = experiment.build_optimizer(config, steps)._learning_rate
-    assert float(rate(last)) == pytest.approx(0.0, abs=1e-9)
-    assert float(rate(last - 1)) > 0.0
-    assert float(rate(last // 2)) == pytest.approx(config.optimizer.learning_rate)
+    optimizer = experiment.build_optimizer(config, steps)
+    assert rate_at(optimizer, last) == pytest.approx(0.0, abs=1e-9)
+    assert rate_at(optimizer, last - 1) > 0.0
+    assert rate_at(optimizer, last // 2) == pytest.approx(config.optimizer.learning_rate)
     objective = experiment.build_objective(config, steps)
     radii = [float(objective.sizes_at(step).threat.epsilon) for step in (last // 2, last - 1)]
     np.testing.assert_allclose(radii, [0.05, 0.1 * (1 - 1 / last)], rtol=1e-4)
@@ -145,9 +146,9 @@ def test_the_learning_rate_may_warm_up():
     config = tiny_config.get_config()
     with config.unlocked():
         config.schedule = {"name": "warm_up", "num_epochs": 2}
-    rate = experiment.build_optimizer(config, 10)._learning_rate
+    optimizer = experiment.build_optimizer(config, 10)
     highest = config.optimizer.learning_rate
-    assert [float(rate(step)) for step in (0, 10)] == pytest.approx([highest / 2, highest])
+    assert [rate_at(optimizer, step) for step in (0, 10)] == pytest.approx([highest / 2, highest])
 
 
 def test_every_objective_says_how_often_it_updates():

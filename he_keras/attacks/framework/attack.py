@@ -335,9 +335,9 @@ class Attack(Configurable, Sealed):
         self._compiled = batch_function
 
     def _needs_autograph(self, victim: Victim) -> bool:
-        """Whether there can be a Python `if` or `while` on tensors: not in Keras, nor in our attacks.
+        """Whether a Python `if` or `while` can be on tensors; in our attacks none is.
 
-        Keras runs its layers without autograph too. Without it, tracing takes a fifth less time.
+        Keras never runs layers with autograph. Without it, tracing takes a fifth less time.
         """
         is_ours = type(self).run.__module__.startswith("he_keras.")
         return not (is_ours and isinstance(victim.model, keras.layers.Layer))

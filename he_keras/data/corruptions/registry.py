@@ -75,7 +75,7 @@ class _Entry:
     large: tuple
 
 
-_ENTRIES: Registry[_Entry] = Registry("corruption")
+ENTRIES: Registry[_Entry] = Registry("corruption")
 
 
 def register(name: str, small: tuple, large: tuple) -> Callable[[Corruption], Corruption]:
@@ -99,7 +99,7 @@ def register(name: str, small: tuple, large: tuple) -> Callable[[Corruption], Co
         >>> white = np.full((1, 32, 32, 3), 255, np.uint8)
         >>> int(corruptions.corrupt(white, "dusk", 5)[0, 0, 0, 0])
         127
-        >>> del registry._ENTRIES["dusk"]
+        >>> del registry.ENTRIES["dusk"]
     """
     for label, table in (("small", small), ("large", large)):
         if len(table) != len(SEVERITIES):
@@ -109,7 +109,7 @@ def register(name: str, small: tuple, large: tuple) -> Callable[[Corruption], Co
             )
 
     def decorate(function: Corruption) -> Corruption:
-        _ENTRIES[name] = _Entry(function, tuple(small), tuple(large))
+        ENTRIES[name] = _Entry(function, tuple(small), tuple(large))
         return function
 
     return decorate
@@ -124,12 +124,12 @@ def names() -> tuple[str, ...]:
         (True, 'gaussian_noise')
     """
     known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
-    return (*known, *(name for name in _ENTRIES if name not in known))
+    return (*known, *(name for name in ENTRIES if name not in known))
 
 
 def check_corruption(name, severity) -> None:
     """Raises a ValueError unless there is such a corruption and such a severity."""
-    if name not in _ENTRIES:
+    if name not in ENTRIES:
         raise unknown_name("corruption", name, names())
     if not is_integer(severity) or severity not in SEVERITIES:
         raise ValueError(
@@ -175,7 +175,7 @@ def corrupt(
     check_corruption(name, severity)
     pixels, is_float = _as_uint8(images)
     numbers_of_images = _check_draw(len(pixels), seed, example_ids)
-    entry = _ENTRIES[name]
+    entry = ENTRIES[name]
     folder = check_frost_dir(frost_dir)
     is_small = uses_small_table(*pixels.shape[1:3])
     level = (entry.small if is_small else entry.large)[severity - 1]
