@@ -17,8 +17,6 @@ from he_keras.evaluation.run import he_panel
 from he_keras.evaluation.run.attack_runs import AttackRuns
 from he_keras.evaluation.statistics import wilson_interval
 
-pytestmark = pytest.mark.usefixtures("op_by_op")
-
 SETTINGS = {"batch_size": program.BATCH_SIZE, "mode": "survivors"}
 
 
