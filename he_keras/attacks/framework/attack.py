@@ -339,7 +339,7 @@ class Attack(Configurable, Sealed):
 
         Keras never runs layers with autograph. Without it, tracing takes a fifth less time.
         """
-        is_ours = type(self).run.__module__.startswith("he_keras.")
+        is_ours = type(self).__module__.startswith("he_keras.")
         return not (is_ours and isinstance(victim.model, keras.layers.Layer))
 
     def _run_compiled(self, images, goal: Goal, seeds) -> tuple[dict[str, Any], np.ndarray]:
