@@ -160,7 +160,8 @@ class FeatureAttack(Attack):
 
     def passes_of_run(self, num_classes: int) -> int:
         """Returns the passes of one run of an image that holds to the end, see `Attack`."""
-        return min(self.num_targets, num_classes - 1) * (2 * self.num_steps + 1)
+        # Targets are images, of which there are more than classes.
+        return self.num_targets * (2 * self.num_steps + 1)
 
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Draws targets and runs towards a few at a time.

@@ -59,6 +59,7 @@ def test_ensembles_cost_what_their_documentation_says(name, passes):
         ("apgd-t-100", {"num_targets": 3}, 603),
         ("multi-targeted-20", {}, 369),
         ("fab-10", {}, 111),
+        ("feature-50", {"num_targets": 200}, 20_200),
         ("square-1000", {}, 1001),
         ("spsa-10", {"num_samples": 8}, 170),
         ("cw-l2", {"num_steps": 10, "binary_search_steps": 3}, 61),

@@ -125,6 +125,8 @@ def test_smoke_shrinks_attacks_and_cpu_takes_fewer_images():
     assert scales.images_for(attack, "cpu", 10, 0) == 1000
     slow, _ = measuring.attack_of(Measurement("attack", "zoo", "he-table-8"))
     assert scales.images_for(slow, "cpu", 10, 0) == 50
+    towards, _ = measuring.attack_of(Measurement("attack", "feature-50", "he-table-2"))
+    assert scales.images_for(towards, "cpu", 10, 0) == 50
     assert scales.images_for(slow, "paper", 10, 1000) == 1000
     small = scales.sized(attack, "smoke")
     assert small.num_steps == 2 and small.step_size == attack.step_size
