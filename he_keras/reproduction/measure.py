@@ -87,7 +87,7 @@ class Measuring:
     def _model_and_images(self) -> tuple:
         if self._loaded is None:
             model, images = self.run.load(), self.run.test_images()
-            if self.scale == "smoke":
+            if isinstance(images, ImageDataset) and self.scale == "smoke":
                 images = with_own_answers(model, images)
             self._loaded = model, images
         return self._loaded
@@ -197,10 +197,14 @@ class Measuring:
 
 
 def with_own_answers(model, dataset: ImageDataset) -> ImageDataset:
-    """Returns the images with the model's answers as labels: attacks leave wrong images alone."""
+    """Returns the images with labels by which the model is right about every second one.
+
+    Attacks leave wrong images alone, and the feature attack needs targets of two labels.
+    """
     images, _ = dataset.as_float()
-    answers = keras.ops.convert_to_numpy(model(images, training=False))
-    return dataclasses.replace(dataset, labels=answers.argmax(axis=-1))
+    answers = keras.ops.convert_to_numpy(model(images, training=False)).argmax(axis=-1)
+    labels = (answers + np.arange(len(answers)) % 2) % dataset.num_classes
+    return dataclasses.replace(dataset, labels=labels)
 
 
 def _depends_on_scale(attack: Attack) -> bool:

@@ -28,8 +28,8 @@ _MOST_POINTS = 20.0
 _SHOWN_NAMES = 6
 _SCALE_NOTES = {
     "cpu": "A small network, few epochs and fewer test images: not the paper's experiment.",
-    "smoke": "Two steps of training on synthetic images, and the model's own answers as labels: "
-    "these numbers mean nothing. They show that every cell can be computed.",
+    "smoke": "Two steps of training on synthetic images, half of which have the model's answer as "
+    "label: these numbers mean nothing. They show that every cell can be computed.",
 }
 
 
