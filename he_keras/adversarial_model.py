@@ -6,8 +6,6 @@ Keras expects of a model: gradients, sample weights, mixed precision, replicas, 
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -17,9 +15,10 @@ from he_keras.arguments import check_seed, check_takes
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.result import is_wrong
-from he_keras.attacks.framework.seeds import seeds_from_content
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
+from he_keras.balls import seeds_from_content
+from he_keras.cpu.classifier_passes import Passes
 from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.call_context import call_context
@@ -48,23 +47,6 @@ _RANDOM_PREFIX = "random_state_"
 # Between the seeds of two replicas; a prime far above the seeds that people count up from 0, so
 # that replica 1 of one run does not draw what replica 0 of the next run draws.
 _REPLICA_STRIDE = 7_919
-
-
-class FixedModel(NamedTuple):
-    """The parts of a classifier in inference mode, for many passes while its variables stand still.
-
-    Attributes:
-        features: function from images to feature vectors.
-        logits_of_features: function from feature vectors to scaled logits.
-    """
-
-    features: Callable
-    logits_of_features: Callable
-
-    def __call__(self, images):
-        """Returns scaled logits."""
-        with call_context(training=False):
-            return self.logits_of_features(self.features(images))
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -117,8 +99,6 @@ class HEAdversarialModel(CurrentFunctions):
         self.autocast = False
         self.network = network
         self.head = head
-        #: Why inference takes no short cuts through this network; empty where it may.
-        self.short_cut_fault = ""
         self._objective = Standard() if objective is None else objective
         self.seed = int(seed)
         # Keras warns and leaves XLA off for objectives whose state it cannot compile.
@@ -229,47 +209,36 @@ class HEAdversarialModel(CurrentFunctions):
 
     def features(self, images, training: bool = False):
         """Returns the feature vectors that the head takes."""
-        if self.short_cut_fault:
-            return self.network(images, training=training)
         faster = cpu.training_function if training else cpu.inference_function
         return faster(self.network)(images)
 
-    def take_no_short_cuts(self, fault: str) -> None:
-        """Runs as Keras would from now on; `fault` says why, wherever it matters."""
-        self.short_cut_fault, self.predict_function, self.test_function = fault, None, None
-        if self.train_function is not None:
-            self.make_train_function(force=True)
-
     def plain_logits(self, images):
-        """Returns the scaled logits in inference mode as Keras computes them, without short cuts.
-
-        Attacks compare with it what they attack: see `he_keras.attacks.framework.agreement`.
-        """
-        if self.has_own_passes:
-            with cpu.disabled():
-                return self(images, training=False)
-        return self._scaled_logits(self.network(images, training=False))
+        """Returns the scaled logits in inference mode as Keras computes them."""
+        with cpu.disabled():
+            return self(images, training=False)
 
     @property
     def has_own_call(self) -> bool:
         """Whether a subclass computes logits in a way of its own."""
         return type(self).call is not HEAdversarialModel.call
 
-    @property
-    def has_own_passes(self) -> bool:
-        """Whether a subclass computes features or logits in a way of its own."""
-        return self.has_own_call or type(self).features is not HEAdversarialModel.features
+    def with_fixed_weights(self) -> Passes | None:
+        """Returns this model's passes with the variables as they are now, to be read once.
 
-    def with_fixed_weights(self) -> FixedModel:
-        """Returns the functions from images to features and to scaled logits in inference mode.
-
-        They may read the variables once, now, and so save attacks what follows from the variables
-        alone. They serve the graph in which they were made.
+        They serve the graph in which they were made. A subclass that computes features or logits
+        in a way of its own has none.
         """
-        if self.short_cut_fault:
-            return FixedModel(self.features, self._scaled_logits)
+        if self.has_own_call or type(self).features is not HEAdversarialModel.features:
+            return None
         features = cpu.inference_function(self.network, variables_stand_still=True)
-        return FixedModel(features, self._scaled_logits)
+
+        def logits_of_features(features):
+            with call_context(training=False):
+                return self._scaled_logits(features)
+
+        return Passes(
+            lambda images: logits_of_features(features(images)), features, logits_of_features
+        )
 
     def logits(self, images, training: bool = False):
         """Returns scaled logits; the same as calling the model."""

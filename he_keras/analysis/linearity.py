@@ -26,8 +26,9 @@ from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
 from he_keras.arguments import check_choice, check_number, check_positive_integer, check_seed
 from he_keras.attacks import check_examples
-from he_keras.attacks.framework.seeds import seeds_from_content
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.gradients import loss_and_gradient
+from he_keras.attacks.framework.victim import Victim
+from he_keras.balls import seeds_from_content
 from he_keras.drawing import legend_above, plain_axes, style
 from he_keras.objectives.local_linearity import Search, Tangent, most_nonlinear_point
 from he_keras.threat import ThreatModel, check_threat, with_radius

@@ -28,7 +28,7 @@ from he_keras.arguments import (
     positive_number,
 )
 from he_keras.attacks import PGD, Attack, Victim, check_examples
-from he_keras.attacks.framework.victim import loss_and_gradient
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.balls import draw_per_seed
 from he_keras.drawing import common_range, draw_contours, draw_relief, label_directions
 from he_keras.threat import ThreatModel

@@ -27,7 +27,7 @@ from he_keras.analysis.analysis import Analysis, Subject, batches
 from he_keras.analysis.registry import register
 from he_keras.arguments import check_positive_integer, check_seed
 from he_keras.attacks import FGSM, PGD, Victim, check_examples
-from he_keras.attacks.framework.victim import loss_and_gradient
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.drawing import draw_bars, legend_above, plain_axes, style
 from he_keras.losses import cross_entropy
 from he_keras.objectives.grad_align import cosine_distance

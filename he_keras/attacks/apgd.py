@@ -18,9 +18,10 @@ from he_keras.arguments import (
     check_share,
 )
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Best, Crafted, Goal
-from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, example_axes, length, standard_normal, uniform_linf
 from he_keras.configurable import Sealed

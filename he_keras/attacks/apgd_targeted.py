@@ -9,7 +9,7 @@ from he_keras import losses
 from he_keras.arguments import check_positive_integer
 from he_keras.attacks.apgd import APGD
 from he_keras.attacks.framework.result import Best, Crafted, Goal, other_classes
-from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel

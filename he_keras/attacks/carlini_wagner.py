@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.arguments import check_flag, check_number, check_positive_integer, positive_number
-from he_keras.attacks.framework.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import Moments, adam_step, loss_and_gradient, zero_moments
 from he_keras.attacks.framework.result import Crafted, Goal
-from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel
 

@@ -1,4 +1,9 @@
-"""The attacks of the cleverhans library, scored and reported like the others."""
+"""The attacks of the cleverhans library (4.0.0), scored and reported like the others.
+
+They are a second opinion: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images
+faster. cleverhans returns its last iterate and never stops early. Only examples that are
+misclassified from the start are left out. The library is imported when an attack is built.
+"""
 
 import importlib
 from typing import Any
@@ -13,23 +18,24 @@ from he_keras.arguments import (
     check_number,
     check_positive_integer,
     parse_epsilon,
+    positive_number,
 )
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Crafted, is_wrong
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel, checked_start
 
-ATTACKS = ("fgsm", "bim", "pgd", "madry", "mim", "cw-l2")
+#: Module of each iterated attack, and the argument that only it has.
 _ITERATED = {
-    "bim": "basic_iterative_method",
-    "pgd": "projected_gradient_descent",
-    "madry": "madry_et_al",
-    "mim": "momentum_iterative_method",
+    "bim": ("basic_iterative_method", None),
+    "pgd": ("projected_gradient_descent", "random_start"),
+    "madry": ("madry_et_al", "random_start"),
+    "mim": ("momentum_iterative_method", "decay"),
 }
+ATTACKS = ("fgsm", *_ITERATED, "cw-l2")
 _ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
-#: Stands for "more than 0" where a lower limit is asked for.
-_SMALLEST = 1e-30
 
 
 class _CleverhansAttack(Attack):
@@ -48,17 +54,11 @@ class _CleverhansAttack(Attack):
     def check_model(self, model, images, labels) -> None:
         super().check_model(model, images, labels)
         # cleverhans would go on with a gradient of None.
-        loss_and_gradient(
-            Victim(model),
-            lambda logits: losses.cross_entropy(logits, labels[:1]),
-            tf.constant(images[:1]),
-        )
+        cross_entropy = lambda logits: losses.cross_entropy(logits, labels[:1])  # noqa: E731
+        loss_and_gradient(Victim(model), cross_entropy, tf.constant(images[:1]))
 
     def _logits_of(self, victim: Victim):
-        """One compiled function for each victim, for batches of every size.
-
-        cleverhans itself traces its gradient again for every size; around this that takes little.
-        """
+        """One compiled function for each victim; cleverhans traces its gradient for every size."""
         if self._compiled_logits[0] is not victim:
             self._compiled_logits = victim, tf.function(victim.logits, reduce_retracing=True)
         return self._compiled_logits[1]
@@ -71,16 +71,6 @@ class CleverhansFGSM(_CleverhansAttack):
     Args:
         threat: the threat model.
         **kwargs: see `Attack`.
-
-    Example:
-        >>> import he_keras as he, numpy as np, tensorflow as tf
-        >>> from he_keras.attacks.cleverhans_bridge import CleverhansFGSM
-        >>> attack = CleverhansFGSM(he.ThreatModel("linf", 0.1))
-        >>> weights = tf.constant([[1.0, -1.0], [0.5, -0.5]])
-        >>> images = np.array([[0.5, 0.5]], "float32")
-        >>> result = attack(lambda images: images @ weights, images, np.array([0]))
-        >>> [round(float(pixel), 3) for pixel in result.x_adv[0]]
-        [0.4, 0.4]
     """
 
     num_steps = 1
@@ -98,6 +88,7 @@ class CleverhansFGSM(_CleverhansAttack):
         x_adv = self._attack(
             self._logits_of(victim),
             tf.cast(images, tf.float32),
+            eps=self.threat.epsilon,
             norm=_ORDERS[self.threat.norm],
             clip_min=low,
             clip_max=high,
@@ -109,7 +100,7 @@ class CleverhansFGSM(_CleverhansAttack):
         return Crafted(tf.cast(x_adv, images.dtype), passes, passes)
 
     def _settings(self) -> dict[str, Any]:
-        return {"eps": self.threat.epsilon}
+        return {}
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -141,7 +132,7 @@ class CleverhansIterated(CleverhansFGSM):
         **kwargs,
     ) -> None:
         check_choice("attack", attack, _ITERATED)
-        self._function = _ITERATED[attack]
+        self._function, own = _ITERATED[attack]
         super().__init__(threat, name=name, **kwargs)
         check_positive_integer("num_steps", num_steps)
         self.attack = attack
@@ -154,30 +145,34 @@ class CleverhansIterated(CleverhansFGSM):
                 "cleverhans takes no step longer than epsilon; expected 0 < step_size <= "
                 f"{threat.epsilon}; received step_size={step_size!r}"
             )
-        self.random_start = _checked_start(attack, random_start)
-        if attack == "mim":
-            decay = 1.0 if decay is None else decay
-            check_number("decay", decay, 0.0)
-        elif decay is not None:
+        for option, value in (("random_start", random_start), ("decay", decay)):
+            if option != own and value is not None and value is not False:
+                raise ValueError(
+                    f"cleverhans's {attack} has no {option}; expected {option}=None; "
+                    f"received {option}={value!r}"
+                )
+        if random_start is not None:
+            random_start = checked_start(random_start, allows_gaussian=False)
+        if attack == "madry" and random_start is False:
             raise ValueError(
-                f"cleverhans's {attack} has no momentum; expected decay=None; "
-                f"received decay={decay!r}"
+                "cleverhans's madry starts at random; expected random_start=True or a radius; "
+                f"received random_start={random_start!r}"
             )
+        self.random_start = random_start
+        if decay is not None:
+            check_number("decay", decay, 0.0)
         self.decay = decay
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            "eps": self.threat.epsilon,
-            "eps_iter": self.step_size,
-            "nb_iter": self.num_steps,
-        }
-        if self.attack == "mim":
+        settings: dict[str, Any] = {"eps_iter": self.step_size, "nb_iter": self.num_steps}
+        if self.decay is not None:
             settings["decay_factor"] = self.decay
         if self.attack == "pgd":
-            settings["rand_init"] = self.random_start is not False
-        if self.random_start is not False:
-            radius = self.threat.epsilon if self.random_start is True else self.random_start
-            settings["rand_minmax"] = radius
+            settings["rand_init"] = bool(self.random_start)
+        if isinstance(self.random_start, float):
+            settings["rand_minmax"] = self.random_start
+        elif self.random_start or self.attack == "madry":
+            settings["rand_minmax"] = self.threat.epsilon
         return settings
 
 
@@ -213,12 +208,10 @@ class CleverhansCWL2(_CleverhansAttack):
         super().__init__(threat, stop_when_broken=stop_when_broken, name=name, **kwargs)
         check_positive_integer("num_steps", num_steps)
         check_positive_integer("binary_search_steps", binary_search_steps)
-        check_number("initial_const", initial_const, _SMALLEST)
-        check_number("learning_rate", learning_rate, _SMALLEST)
         self.num_steps = int(num_steps)
         self.binary_search_steps = int(binary_search_steps)
-        self.initial_const = float(initial_const)
-        self.learning_rate = float(learning_rate)
+        self.initial_const = positive_number("initial_const", initial_const)
+        self.learning_rate = positive_number("learning_rate", learning_rate)
         self._attack = _imported("carlini_wagner_l2", "CarliniWagnerL2")
 
     def passes_of_run(self, num_classes: int) -> int:
@@ -249,15 +242,10 @@ class CleverhansCWL2(_CleverhansAttack):
             steps.append(attack.optimizer.steps)
         x_adv = tf.cast(tf.concat(found, axis=0), images.dtype)
         broken = is_wrong(victim.logits(x_adv), labels)
-        distance = self.threat.distance(x_adv, images)
-        backward_passes = tf.constant(steps, tf.int32)
-        return Crafted(
-            x_adv,
-            # It asks for the prediction first; what it found is judged here.
-            backward_passes + 2,
-            backward_passes,
-            tf.where(broken, distance, np.inf),
-        )
+        distance = tf.where(broken, self.threat.distance(x_adv, images), np.inf)
+        passes = tf.constant(steps, tf.int32)
+        # It asks for the prediction first; what it found is judged here.
+        return Crafted(x_adv, passes + 2, passes, distance)
 
 
 class _Adam:
@@ -281,62 +269,43 @@ class _Adam:
 def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
     """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20".
 
-    `get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`. The
-    library (4.0.0) is imported when such an attack is built. This runs with Keras 3:
-
-    * "fgsm", "bim", "pgd", "madry" and "mim" run as they are. They return the last iterate and
-      never stop early; only examples that are misclassified from the start are left out.
-    * "cw-l2": with an optimizer that answers to the names it calls (`optimizer.variables()` was a
-      method in Keras 2), and one image at a time: its search for the trade-off multiplies an array
-      of the images' shape by one number per image. It gives the trade-off to every pixel, so that
-      `initial_const` weighs as many times more as an image has pixels.
-    * "spsa" does not run: it hands `lr` to a Keras optimizer, which Keras 3 refuses.
-
-    It is meant for comparison: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same
-    images faster.
+    `get("cleverhans:pgd-20", threat)` runs `cleverhans.tf2.attacks.projected_gradient_descent`.
+    "fgsm", "bim", "pgd", "madry" and "mim" run as they are. "cw-l2" gets an optimizer that Keras 3
+    has. Its search for the trade-off handles one image at a time. "spsa" does not run with Keras 3.
 
     Paper: Papernot et al. 2018, "Technical report on the CleverHans v2.1.0 adversarial examples
         library"; for each attack, see the one of the same name in this package.
     Assumes: logits with a useful gradient in the images.
     Cost: one forward and backward pass per step; cw-l2 up to `binary_search_steps * num_steps`.
-    Deviations: cw-l2 as said above. A random start (`random_start`, off by default except in
-        "madry") is drawn by cleverhans from TensorFlow's global seed: `seed` has no influence on
-        it, nor is it the same for every batch size.
+    Deviations: none in the attacks. cleverhans draws a random start (`random_start`, off by default
+        except in "madry") from TensorFlow's global seed: `seed` has no influence on it, nor is it
+        the same for every batch size. Its cw-l2 gives the trade-off to every pixel, so that
+        `initial_const` weighs as many times more as an image has pixels.
 
     Example:
         >>> import he_keras as he
         >>> he.attacks.get("cleverhans:pgd-20", he.ThreatModel()).num_steps
         20
     """
-    base, options = _budgeted(attack, options)
-    if base in _ITERATED:
-        return CleverhansIterated(threat, attack=base, **options)
-    if base == "fgsm" and "num_steps" not in options:
-        return CleverhansFGSM(threat, **options)
-    if base == "cw-l2":
-        return CleverhansCWL2(threat, **options)
-    if base == "spsa":
-        raise ValueError(
-            "cleverhans 4.0.0 cannot build its SPSA with Keras 3, whose Adam has no argument `lr`; "
-            f'expected "spsa-K" of this package; received attack={attack!r}'
-        )
-    raise ValueError(
-        f"Unknown attack of cleverhans; expected one of {', '.join(ATTACKS)}, with -K for "
-        f"num_steps (not fgsm); received attack={attack!r}"
-    )
-
-
-def _budgeted(attack: str, options: dict) -> tuple[str, dict]:
-    """Returns the name without its number, and the options with it as `num_steps`."""
     base, _, number = attack.lower().rpartition("-")
     if not number.isdigit():
-        return attack.lower(), options
-    if options.get("num_steps", int(number)) != int(number):
+        base = attack.lower()
+    elif options.setdefault("num_steps", int(number)) != int(number):
         raise ValueError(
             "num_steps is given twice; expected it in the name or as an option; received "
             f"attack={attack!r} and num_steps={options['num_steps']!r}"
         )
-    return base, {**options, "num_steps": int(number)}
+    if base in _ITERATED:
+        return CleverhansIterated(threat, base, **options)
+    if base == "fgsm" and "num_steps" not in options:
+        return CleverhansFGSM(threat, **options)
+    if base == "cw-l2":
+        return CleverhansCWL2(threat, **options)
+    spsa = ' and "spsa-K" of this package (its own fails with Keras 3)' if base == "spsa" else ""
+    raise ValueError(
+        f"Unknown attack of cleverhans; expected one of {', '.join(ATTACKS)}, with -K for "
+        f"num_steps (not fgsm){spsa}; received attack={attack!r}"
+    )
 
 
 def _imported(module: str, function: str | None = None):
@@ -348,16 +317,3 @@ def _imported(module: str, function: str | None = None):
             f"received {error}"
         ) from error
     return getattr(found, function or module)
-
-
-def _checked_start(attack: str, random_start) -> bool | float | str:
-    """Returns the start; only "pgd" has a choice: "madry" starts at random, the others do not."""
-    default = attack == "madry"
-    start = default if random_start is None else checked_start(random_start, allows_gaussian=False)
-    if attack != "pgd" and (start is not False) != default:
-        expected = "True or a radius" if default else "False"
-        raise ValueError(
-            f"cleverhans's {attack} has no choice of start; expected {expected}; "
-            f"received random_start={random_start!r}"
-        )
-    return start

@@ -12,9 +12,10 @@ import tensorflow as tf
 from he_keras import losses
 from he_keras.arguments import check_number, check_positive_integer
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import pulled_back, usable
 from he_keras.attacks.framework.result import Crafted, Goal, is_wrong, other_classes
-from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
-from he_keras.attacks.framework.victim import Victim, pulled_back, usable
+from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.balls import DUAL, length
 from he_keras.threat import ThreatModel

@@ -11,7 +11,7 @@ from he_keras.arguments import check_number, check_positive_integer, check_share
 from he_keras.attacks.deepfool import Boundary, nearest_boundary
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, Goal, other_classes
-from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
+from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, standard_normal, step_to_hyperplane, uniform_linf

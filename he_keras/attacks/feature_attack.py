@@ -9,13 +9,13 @@ import tensorflow as tf
 from he_keras import losses
 from he_keras.arguments import check_positive_integer, parse_epsilon
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import image_gradient, usable
 from he_keras.attacks.framework.result import AttackResult, Crafted, is_wrong
-from he_keras.attacks.framework.seeds import seeds_of_target
-from he_keras.attacks.framework.survivors import iterate, select_rows
-from he_keras.attacks.framework.victim import Victim, image_gradient, usable
+from he_keras.attacks.framework.rows import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.multi_targeted import Found
 from he_keras.attacks.registry import register
-from he_keras.balls import draw_per_seed, uniform
+from he_keras.balls import draw_per_seed, seeds_of_target, uniform
 from he_keras.threat import ThreatModel, check_examples, checked_start
 
 #: Smallest product of two lengths in a cosine: the value of the released code.

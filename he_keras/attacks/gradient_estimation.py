@@ -8,15 +8,13 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.arguments import check_choice, check_positive_integer, positive_number
-from he_keras.attacks.framework.adam import adam_step, zero_moments
 from he_keras.attacks.framework.attack import Attack
-from he_keras.attacks.framework.queries import IMAGES_AT_ONCE, map_groups
+from he_keras.attacks.framework.gradients import adam_step, zero_moments
 from he_keras.attacks.framework.result import Best, Crafted, Goal
-from he_keras.attacks.framework.seeds import seed_per_example
-from he_keras.attacks.framework.survivors import iterate
+from he_keras.attacks.framework.rows import IMAGES_AT_ONCE, iterate, map_groups
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.balls import map_seeds
+from he_keras.balls import map_seeds, seed_per_example
 from he_keras.threat import ThreatModel, checked_start
 
 DIRECTIONS = ("rademacher", "gaussian")

@@ -12,13 +12,13 @@ from he_keras.arguments import (
     check_positive_integer,
     parse_epsilon,
 )
-from he_keras.attacks.framework.adam import adam_step, zero_moments
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import adam_step, loss_and_gradient, zero_moments
 from he_keras.attacks.framework.result import Best, Crafted, is_wrong, other_classes
-from he_keras.attacks.framework.seeds import seeds_of_target
-from he_keras.attacks.framework.survivors import iterate, select_rows
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.rows import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
+from he_keras.balls import seeds_of_target
 from he_keras.threat import ThreatModel, checked_start
 
 OPTIMIZERS = ("adam", "sign")

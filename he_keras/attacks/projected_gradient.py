@@ -8,9 +8,10 @@ import tensorflow as tf
 from he_keras import losses
 from he_keras.arguments import check_choice, check_number, check_positive_integer, parse_epsilon
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Best, Crafted, Goal, Score
-from he_keras.attacks.framework.survivors import iterate, select_rows
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.rows import iterate, select_rows
+from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel, check_threat, checked_start
 

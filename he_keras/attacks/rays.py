@@ -10,7 +10,7 @@ import tensorflow as tf
 from he_keras.arguments import check_positive_integer
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, is_wrong
-from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.balls import flat

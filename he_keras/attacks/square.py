@@ -19,7 +19,7 @@ from he_keras.arguments import (
 )
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, Goal
-from he_keras.attacks.framework.survivors import iterate, select_rows
+from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, flat, uniform

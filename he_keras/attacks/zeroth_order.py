@@ -16,15 +16,13 @@ from he_keras.attacks.carlini_wagner import (
     record,
     start_search,
 )
-from he_keras.attacks.framework.adam import Moments, adam_step, zero_moments
 from he_keras.attacks.framework.attack import Attack
-from he_keras.attacks.framework.queries import map_groups
+from he_keras.attacks.framework.gradients import Moments, adam_step, zero_moments
 from he_keras.attacks.framework.result import Crafted, Goal
-from he_keras.attacks.framework.seeds import seed_per_example
-from he_keras.attacks.framework.survivors import iterate
+from he_keras.attacks.framework.rows import iterate, map_groups
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.balls import flat, map_seeds
+from he_keras.balls import flat, map_seeds, seed_per_example
 from he_keras.threat import ThreatModel
 
 SPACES: dict[str, type[TanhSpace] | type[DirectSpace]] = {

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from he_keras.cpu.cheaper_gradients import subsample
+from he_keras.cpu.classifier_passes import is_trusted
 from he_keras.cpu.convolution import (
     column_convolution,
     has_product_gradient,
@@ -35,7 +36,7 @@ def inference_function(network, variables_stand_still: bool = False) -> Callable
         >>> bool(np.allclose(features, network(images, training=False), atol=1e-5))
         True
     """
-    if not is_enabled() or not runs_on_cpu() or not FoldedNetwork.is_supported(network):
+    if not _may_differ(network) or not FoldedNetwork.is_supported(network):
         return functools.partial(network, training=False)
     folded = FoldedNetwork(network)
     if not variables_stand_still:
@@ -54,7 +55,7 @@ def training_function(network) -> Callable:
         network: any Keras model or layer.
     """
     run = functools.partial(network, training=True)
-    if not is_enabled() or not runs_on_cpu():
+    if not _may_differ(network):
         return run
 
     def run_with_own_convolutions(images):
@@ -62,6 +63,10 @@ def training_function(network) -> Callable:
             return run(images)
 
     return run_with_own_convolutions
+
+
+def _may_differ(network) -> bool:
+    return is_enabled() and runs_on_cpu() and is_trusted(network)
 
 
 @contextlib.contextmanager

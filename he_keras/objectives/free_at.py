@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.arguments import check_positive_integer, parse_epsilon
-from he_keras.attacks.framework.victim import usable
+from he_keras.attacks.framework.gradients import usable
 from he_keras.distribution import replicas
 from he_keras.objectives.objective import Objective
 from he_keras.objectives.registry import register

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.arguments import check_flag, check_number
-from he_keras.attacks.framework.victim import image_gradient
+from he_keras.attacks.framework.gradients import image_gradient
 from he_keras.objectives.fast_at import FastAT, radius_of_papers
 from he_keras.objectives.objective import TrainingPass
 from he_keras.objectives.registry import register

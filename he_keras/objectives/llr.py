@@ -39,7 +39,7 @@ from he_keras.arguments import (
     check_positive_integer,
     positive_number,
 )
-from he_keras.attacks.framework.victim import image_gradient
+from he_keras.attacks.framework.gradients import image_gradient
 from he_keras.objectives.local_linearity import OPTIMIZERS, Search, Tangent, most_nonlinear_point
 from he_keras.objectives.objective import Objective, TrainingPass
 from he_keras.objectives.registry import register

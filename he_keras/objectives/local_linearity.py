@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from he_keras.attacks.framework.adam import Moments, adam_step, zero_moments
-from he_keras.attacks.framework.survivors import iterate, mask_like, select_rows
-from he_keras.attacks.framework.victim import image_gradient, usable
+from he_keras.attacks.framework.gradients import (
+    Moments,
+    adam_step,
+    image_gradient,
+    usable,
+    zero_moments,
+)
+from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 
 OPTIMIZERS = ("adam", "sign")
 

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.arguments import check_flag, check_number, positive_number
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.gradients import loss_and_gradient
+from he_keras.attacks.framework.victim import Victim
 from he_keras.objectives.objective import Objective
 from he_keras.objectives.registry import register
 

@@ -302,7 +302,7 @@ def last_iterate(attack: ProjectedGradient, victim: Victim, images, labels, seed
     """Returns the last iterate of a training attack at the sizes of a step, without gradient."""
     start = sizes.threat.start(sizes.random_start(attack.random_start), images, seed)
     x_adv = attack.ascend(
-        victim.with_fixed_weights(),
+        victim.for_many_passes(),
         images,
         labels,
         start,

@@ -11,7 +11,8 @@ from he_keras.attacks import Victim
 from he_keras.attacks.framework import agreement
 from he_keras.attacks.framework.agreement import agreed, probe, standing_still
 from he_keras.attacks.framework.precision import difference_by_rounding
-from he_keras.cpu import folded_layers, half_batches
+from he_keras.cpu import classifier_passes, folded_layers
+from he_keras.cpu.classifier_passes import is_trusted
 
 THREAT = he.ThreatModel("linf", 0.05)
 FAULT = "the faster path answers differently from the model (by up to "
@@ -62,7 +63,8 @@ def test_the_report_of_an_evaluation_says_so(wrong_folding):
 def test_a_right_short_cut_is_taken_without_a_word():
     model = model_zoo.model_of("functional")
     assert attacked(model).warnings == ()
-    assert Victim(model).has_short_cuts and not model.short_cut_fault
+    victim = Victim(model)
+    assert victim.for_many_passes() is not victim
 
 
 class Coupled(keras.layers.Layer):
@@ -73,14 +75,14 @@ class Coupled(keras.layers.Layer):
 
 
 def test_halves_of_a_batch_are_not_taken_where_they_matter(monkeypatch):
-    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
     layers = [keras.layers.Flatten(), keras.layers.Dense(4)]
     alone = keras.Sequential([keras.Input(model_zoo.SHAPE), *layers])
     images = model_zoo.images().numpy()
-    assert agreed(alone, images)[0].tuned
+    assert agreed(alone, images)[1] == () and is_trusted(alone)
     together = keras.Sequential([keras.Input(model_zoo.SHAPE), Coupled(), *layers])
     victim, warnings = agreed(together, images)
-    assert not victim.tuned and FAULT in warnings[0]
+    assert victim.for_many_passes() is victim and FAULT in warnings[0]
 
 
 class Noisy(keras.layers.Layer):
@@ -89,10 +91,10 @@ class Noisy(keras.layers.Layer):
 
 
 def test_a_random_model_is_another_checks_business(monkeypatch):
-    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
     model = keras.Sequential([keras.Input(model_zoo.SHAPE), Noisy(), keras.layers.Flatten()])
     victim, warnings = agreed(model, model_zoo.images().numpy())
-    assert not victim.tuned and warnings == ()
+    assert victim.for_many_passes() is victim and warnings == ()
 
 
 class Eager:

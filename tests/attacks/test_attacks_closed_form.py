@@ -12,8 +12,8 @@ from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.feature_attack import FeatureAttack
 from he_keras.attacks.framework import survivors
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Goal, other_classes
-from he_keras.attacks.framework.victim import loss_and_gradient
 from he_keras.attacks.gradient_estimation import NES, SPSA
 from he_keras.attacks.multi_targeted import MultiTargeted
 

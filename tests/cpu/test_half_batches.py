@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from he_keras import cpu
 from he_keras.attacks import Victim
-from he_keras.cpu import half_batches
+from he_keras.cpu import classifier_passes
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,8 @@ def model():
 
 @pytest.fixture(autouse=True)
 def any_network_is_worth_it(monkeypatch):
-    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(half_batches.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(classifier_passes.os, "cpu_count", lambda: 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -32,12 +32,12 @@ def test_halves_give_what_the_whole_gives(model, count, what):
     def in_halves(images):
         with tf.GradientTape() as tape:
             tape.watch(images)
-            outputs = getattr(Victim(model), what)(images)
+            outputs = getattr(Victim(model).for_many_passes(), what)(images)
         return outputs, tape.gradient(outputs, images)
 
     with tf.GradientTape() as tape:
         tape.watch(images)
-        whole = getattr(Victim(model, tuned=False), what)(images)
+        whole = getattr(Victim(model), what)(images)
     outputs, gradient = in_halves(images)
     np.testing.assert_allclose(outputs, whole, atol=1e-6)
     np.testing.assert_allclose(gradient, tape.gradient(whole, images), atol=1e-6)
@@ -47,8 +47,7 @@ def test_halves_give_what_the_whole_gives(model, count, what):
 def test_halves_can_be_differentiated_twice(model, count):
     images = tf.constant(np.random.default_rng(0).random((count, 4)), tf.float32)
 
-    def second_derivative(tuned):
-        victim = Victim(model, tuned=tuned)
+    def second_derivative(victim):
         with tf.GradientTape() as outer:
             outer.watch(images)
             with tf.GradientTape() as inner:
@@ -57,8 +56,8 @@ def test_halves_can_be_differentiated_twice(model, count):
             squares = tf.reduce_sum(inner.gradient(total, images) ** 2)
         return outer.gradient(squares, images)
 
-    halves = tf.function(lambda: second_derivative(True))()
-    np.testing.assert_allclose(halves, second_derivative(False), rtol=1e-4, atol=1e-6)
+    halves = tf.function(lambda: second_derivative(Victim(model).for_many_passes()))()
+    np.testing.assert_allclose(halves, second_derivative(Victim(model)), rtol=1e-4, atol=1e-6)
 
 
 def test_each_half_is_a_network_of_its_own(model):
@@ -73,12 +72,12 @@ def test_each_half_is_a_network_of_its_own(model):
 
 
 def test_only_networks_of_some_size_alone_on_several_cores_are_worth_it(model, monkeypatch):
-    assert half_batches.is_worthwhile(model)
-    assert not half_batches.is_worthwhile(lambda images: images)
+    assert classifier_passes.is_worthwhile(model)
+    assert not classifier_passes.is_worthwhile(lambda images: images)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        assert half_batches.is_worthwhile(model)
-    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 100)
-    assert not half_batches.is_worthwhile(model)
-    monkeypatch.setattr(half_batches, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(half_batches.os, "cpu_count", lambda: 1)
-    assert not half_batches.is_worthwhile(model)
+        assert classifier_passes.is_worthwhile(model)
+    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 100)
+    assert not classifier_passes.is_worthwhile(model)
+    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(classifier_passes.os, "cpu_count", lambda: 1)
+    assert not classifier_passes.is_worthwhile(model)

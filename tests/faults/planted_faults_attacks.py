@@ -122,21 +122,21 @@ FAULTS = [
     ),
     (
         "survivors' results go to other rows",
-        "attacks/framework/survivors.py",
+        "attacks/framework/rows.py",
         "return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis],",
         "return tf.tensor_scatter_nd_update(tensor, tf.range(tf.size(rows))[:, tf.newaxis],",
         "tests/attacks/test_attacks_closed_form.py::test_an_example_that_has_ended_stays_as_it_is",
     ),
     (
         "finished examples move on with their batch",
-        "attacks/framework/survivors.py",
+        "attacks/framework/rows.py",
         "tf.reduce_all(running), lambda: moved",
         "tf.reduce_any(running), lambda: moved",
         "tests/attacks/test_attacks_closed_form.py::test_an_example_that_has_ended_stays_as_it_is",
     ),
     (
         "gradients of a random model are not averaged",
-        "attacks/framework/victim.py",
+        "attacks/framework/gradients.py",
         "return sample + 1, logits, loss, total + gradient",
         "return sample + 1, logits, loss, gradient",
         "tests/attacks/test_attacks_closed_form.py::"
@@ -152,7 +152,7 @@ FAULTS = [
     ),
     (
         "Adam without bias correction",
-        "attacks/framework/adam.py",
+        "attacks/framework/gradients.py",
         "mean = first / (1.0 - tf.pow(tf.constant(_FIRST_DECAY, count.dtype), count))",
         "mean = first",
         "tests/objectives/test_llr.py::test_one_step_of_adam_is_a_step_of_its_learning_rate",

@@ -10,7 +10,7 @@ import tensorflow as tf
 import he_keras as he
 from he_keras import objectives
 from he_keras.attacks import Victim
-from he_keras.attacks.framework.victim import image_gradient, loss_and_gradient
+from he_keras.attacks.framework.gradients import image_gradient, loss_and_gradient
 from he_keras.layers.input_standardization import InputStandardization
 
 SHAPE = (4, 4, 1)

@@ -10,6 +10,7 @@ import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.framework.agreement import probe
 from he_keras.attacks.framework.precision import difference_by_rounding
+from he_keras.cpu.classifier_passes import is_trusted
 from he_keras.cpu.folded_network import FoldedNetwork
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -39,7 +40,7 @@ def attacked_paths(model):
     """Everything that an attack, an evaluation or an export may call."""
 
     def fixed():
-        return Victim(model).with_fixed_weights()
+        return Victim(model).for_many_passes()
 
     def by_features(images):
         victim = fixed()
@@ -147,7 +148,9 @@ def test_half_precision_rounds_folded_kernels_once_on_every_path():
     half = model_zoo.model_of("preact-resnet")
     images = model_zoo.images(64)
     called = half(images, training=False)
-    np.testing.assert_allclose(called, half.with_fixed_weights()(images), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        called, half.with_fixed_weights().logits(images), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,8 @@ def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     images, labels = model_zoo.images(8).numpy(), np.arange(8) % 4
     history = model.fit(images, labels, verbose=0, validation_data=(images, labels)).history
     assert np.isfinite(history["loss"]).all() and "val_robust_accuracy" in history
-    assert probe(model, images).agrees
+    probe(model, images)
+    assert is_trusted(model)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_a_subclass_with_passes_of_its_own_is_attacked_as_it_predicts(kind, name
     images = model_zoo.images()
     predicted = model.predict(images, verbose=0)
     assert np.abs(predicted - usual.predict(images, verbose=0)).max() > 0.01
-    for victim in (Victim(model), Victim(model).with_fixed_weights()):
+    for victim in (Victim(model), Victim(model).for_many_passes()):
         np.testing.assert_allclose(victim.logits(images), predicted, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(model.plain_logits(images), predicted, rtol=1e-5, atol=1e-5)
     labels = predicted.argmax(axis=1)

@@ -1,9 +1,9 @@
 """What was compiled, and the path that is attacked, must answer as the model does now.
 
-An attack takes short cuts through a model: it reads the variables once, and `he_keras.cpu` may run
-the model in a faster way. That gives the model's own logits, up to rounding. Here both are compared
-on a few images. Where they differ by more than `precision` explains, the attack takes
-`head(network(images, training=False))` as it stands, and its result says so.
+An attack asks for a faster path through the model (`Victim.for_many_passes`). It gives the model's
+own logits, up to rounding. Here both are compared on a few images. Where they differ by more than
+rounding explains, the attack takes `head(network(images, training=False))` as it stands, and its
+result says so.
 
 TensorFlow reads variables anew at each call, but a trace keeps the Python values that it met: an
 activation, a scale, a frozen layer. An attack that was compiled for other values is out of date.
@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from he_keras import cpu
 from he_keras.arguments import reason_of
 from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.attacks.framework.result import Goal
 from he_keras.attacks.framework.settings import configuration
 from he_keras.attacks.framework.victim import Victim
+from he_keras.cpu.classifier_passes import fault_of, run_plainly
 from he_keras.cpu.switch import enabled_tricks
 
 #: Images on which two paths are compared: few, because every attack pays for them.
@@ -35,15 +37,11 @@ class Probe(NamedTuple):
         model: the model.
         images: the images, as a tensor.
         logits: its own logits, unscaled, as Keras computes them.
-        agrees: whether the short cuts give the same.
-        warnings: what a report must say where they do not.
     """
 
     model: Any
     images: Any
     logits: np.ndarray
-    agrees: bool
-    warnings: tuple[str, ...]
 
 
 _PROBES: contextvars.ContextVar[dict | None] = contextvars.ContextVar("probes", default=None)
@@ -68,10 +66,9 @@ def standing_still() -> Iterator[None]:
 def probe(model, images) -> Probe:
     """Runs a model on the first images, by itself and by the path that attacks take.
 
-    If the two differ, an `HEAdversarialModel` takes no short cut from then on, also not in
-    `predict`, `evaluate` and `export`.
+    If the two differ, the model runs plainly from then on, also in `predict` and `evaluate`.
 
-    Cost: one pass, and one more where there are short cuts to compare.
+    Cost: one pass, and one more where there is a faster path to compare.
 
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
@@ -97,8 +94,6 @@ def probe(model, images) -> Probe:
 def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, tuple[str, ...]]:
     """Returns the victim to attack, and what a report must say about the path to it.
 
-    If the short cuts fail the probe, the victim takes none.
-
     Args:
         model: a `keras.Model` or a callable `images -> logits`.
         images: array `(n, ...)`; the first 8 are probed.
@@ -111,36 +106,36 @@ def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, t
         >>> warnings
         ()
     """
-    found = probe(model, images)
-    earlier = getattr(model, "short_cut_fault", "")
-    warnings = (earlier,) if earlier else found.warnings
-    return Victim(model, logit_scale, tuned=found.agrees), warnings
+    probe(model, images)
+    fault = fault_of(model)
+    return Victim(model, logit_scale), (fault,) if fault else ()
 
 
 def _probe(model, images) -> Probe:
-    plain = Victim(model)
-    logits = _first_answer(plain, images)
-    attacked = Victim(model)
-    if not attacked.has_short_cuts:
-        return Probe(model, images, logits, True, ())
-    found = attacked.with_fixed_weights().logits(images).numpy()
-    tolerance = difference_by_rounding(logits, model)
-    if _difference(found, logits) <= tolerance:
-        return Probe(model, images, logits, True, ())
-    again = _difference(plain.plain_logits(images).numpy(), logits)
-    # A model that answers differently each time is another check's business.
-    if again > tolerance:
-        return Probe(model, images, logits, False, ())
-    warning = _warning(found, logits, tolerance)
-    if hasattr(model, "take_no_short_cuts"):
-        model.take_no_short_cuts(warning)
-    return Probe(model, images, logits, False, (warning,))
+    victim = Victim(model)
+    logits = _first_answer(victim, images)
+    faster = victim.for_many_passes()
+    if faster is not victim:
+        found = faster.logits(images).numpy()
+        tolerance = difference_by_rounding(logits, model)
+        if _difference(found, logits) > tolerance:
+            again = _plain_logits(victim, images).numpy()
+            # A model that answers differently each time is another check's business.
+            is_random = _difference(again, logits) > tolerance
+            run_plainly(model, "" if is_random else _warning(found, logits, tolerance))
+    return Probe(model, images, logits)
+
+
+def _plain_logits(victim: Victim, images):
+    """What Keras itself answers: `head(network(images, training=False))`."""
+    with cpu.disabled():
+        return victim.logits(images)
 
 
 def _first_answer(victim: Victim, images) -> np.ndarray:
     """The logits of some images, or one sentence where the model cannot take them."""
     try:
-        return victim.plain_logits(images).numpy()
+        return _plain_logits(victim, images).numpy()
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         if "; expected" in str(error):
             raise
@@ -166,13 +161,13 @@ def is_current(found: Probe, victim: Victim, images, goal: Goal, margins: np.nda
     images = tf.constant(images[:PROBE_SIZE])
     goal = tf.nest.map_structure(tf.constant, goal.rows(slice(PROBE_SIZE)))
     is_same = np.array_equal(images, found.images)
-    logits = victim.scaled(tf.constant(found.logits) if is_same else victim.plain_logits(images))
+    logits = victim.scaled(found.logits) if is_same else _plain_logits(victim, images)
     now = goal.margin(logits).numpy()
     # A margin is the difference of two logits.
     tolerance = 2.0 * difference_by_rounding(logits.numpy(), victim.model)
     if _difference(margins[: len(now)], now) <= tolerance:
         return True
-    again = goal.margin(victim.scaled(victim.plain_logits(images))).numpy()
+    again = goal.margin(_plain_logits(victim, images)).numpy()
     # A random model differs from itself as well.
     return _difference(again, now) > tolerance
 
@@ -198,7 +193,7 @@ def _warning(found, logits, tolerance: float) -> str:
 def compilation_key(victim: Victim) -> tuple[Hashable, ...]:
     """Returns what a victim's compiled function depends on, in addition to variables."""
     margin = getattr(victim.head, "margin", None)
-    settings = victim.scale, margin, victim.training, victim.tuned
+    settings = victim.scale, margin, victim.training
     return (*_identity(victim.model), *settings, enabled_tricks(), configuration(victim.model))
 
 

@@ -46,7 +46,7 @@ from he_keras.attacks.framework.result import (
     copied,
     merge,
 )
-from he_keras.attacks.framework.survivors import put_rows, select_rows, under_xla
+from he_keras.attacks.framework.rows import put_rows, select_rows, under_xla
 from he_keras.attacks.framework.victim import (
     Victim,
     check_class_numbers,
@@ -191,7 +191,7 @@ class Attack(Configurable, Sealed):
         """
         self.check_runs_inside_graphs(under_xla())
         goal = Goal.of(labels, targets)
-        crafted = self._run_towards(goal, victim.with_fixed_weights(), images, seeds)
+        crafted = self._run_towards(goal, victim.for_many_passes(), images, seeds)
         return tf.stop_gradient(self._allowed(crafted, images))
 
     def _run_towards(self, goal: Goal, victim: Victim, images, seeds) -> Crafted:
@@ -374,7 +374,7 @@ class Attack(Configurable, Sealed):
 
     def _attack_batch(self, victim: Victim, images, goal: Goal, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
-        victim = victim.with_fixed_weights().counted()
+        victim = victim.for_many_passes().counted()
         clean = goal.score(victim.logits(images))
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken or self.minimum_norm:

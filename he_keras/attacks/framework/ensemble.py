@@ -18,9 +18,10 @@ import tensorflow as tf
 
 from he_keras.attacks.framework.agreement import agreed, standing_still
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.precision import change_by_rounding
 from he_keras.attacks.framework.result import AttackResult, Goal, copied, is_wrong, merge
-from he_keras.attacks.framework.victim import Victim, loss_and_gradient
+from he_keras.attacks.framework.victim import Victim
 from he_keras.losses import cw_margin
 from he_keras.threat import check_examples
 
@@ -239,7 +240,7 @@ def model_warnings(model, images, labels, logit_scale="model", allows_random=Fal
     """
     images, labels = images[:_NUM_PROBES], labels[:_NUM_PROBES]
     victim, warnings = agreed(model, images, logit_scale)
-    victim, found = victim.with_fixed_weights(), [*warnings]
+    victim, found = victim.for_many_passes(), [*warnings]
     images, labels = tf.constant(images), tf.constant(labels, tf.int32)
     if not allows_random and _changes_between_passes(victim, images):
         found.append(

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.attacks.framework.survivors import select_rows
+from he_keras.attacks.framework.rows import select_rows
 
 
 class Score(NamedTuple):

@@ -1,21 +1,16 @@
-"""What an attack sees of a classifier: images in, logits and gradients out.
-
-Below the victim stand the gradients by the images, averaged over the randomness of the model where
-asked (EoT), and the checks of logits.
-"""
+"""What an attack sees of a classifier, images in and logits out, and the checks of logits."""
 
 import copy
 import math
 import numbers
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras import cpu
 from he_keras.attacks.framework.pass_counter import COUNTER
 from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
+from he_keras.cpu.classifier_passes import Passes, faster_passes
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.networks.checks import (
@@ -48,16 +43,9 @@ class Victim:
             out, which is the HE paper's protocol and weakens cross-entropy attacks. A number sets
             the scale of a cosine head, or multiplies the logits of any other classifier.
         training: run the model in training mode (only some training objectives want that).
-        tuned: whether the model may run in another way with the same values, see `he_keras.cpu`.
     """
 
-    def __init__(
-        self,
-        model,
-        logit_scale: float | str = "model",
-        training: bool = False,
-        tuned: bool = True,
-    ) -> None:
+    def __init__(self, model, logit_scale: float | str = "model", training: bool = False) -> None:
         check_logit_scale(logit_scale)
         if not callable(model) or isinstance(model, type):
             kind = "a class" if isinstance(model, type) else type(model).__name__
@@ -68,14 +56,12 @@ class Victim:
         check_single(model, "model")
         self.model = model
         self.training = training
-        # In training mode the statistics are those of the whole batch.
-        self.tuned = tuned and not training
         self.head = _head_of(model)
         head_scale = self.head.scale if isinstance(self.head, CosineHead) else 1.0
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
         self._factor = self.scale / head_scale
         self._body: keras.Model | None = None
-        self._fixed: Any = None
+        self._passes = Passes(self._model_logits, self._model_features, self._head_logits)
         self._is_counted = False
 
     def counted(self) -> "Victim":
@@ -87,44 +73,26 @@ class Victim:
     def _watched(self, outputs):
         return COUNTER.watched(outputs) if self._is_counted else outputs
 
-    def with_fixed_weights(self) -> "Victim":
-        """Returns a victim that reads the model's variables once, now, where the model can do that.
+    def for_many_passes(self) -> "Victim":
+        """Returns a victim with the same values that takes less time; itself where there is none.
 
-        It is for many passes while the variables do not change, and belongs to the graph in which
+        It is for passes while the model's variables stand still, and belongs to the graph in which
         it is made.
         """
-        if not self._can_fix():
+        # In training mode the statistics are those of the whole batch.
+        passes = self._passes if self.training else faster_passes(self._passes, self.model)
+        if passes is self._passes:
             return self
-        fixed = copy.copy(self)
-        fixed._fixed = self.model.with_fixed_weights()
-        return fixed
-
-    @property
-    def has_short_cuts(self) -> bool:
-        """Whether an attack does anything else than call the model."""
-        run = self._raw_logits
-        return self._can_fix() or self._faster(run) is not run
-
-    def _can_fix(self) -> bool:
-        if not self.tuned or not hasattr(self.model, "with_fixed_weights"):
-            return False
-        return not getattr(self.model, "has_own_passes", False)
-
-    def _faster(self, function):
-        return cpu.batch_function(function, self.model) if self.tuned else function
+        faster = copy.copy(self)
+        faster._passes = passes
+        return faster
 
     def logits(self, images):
         """Returns the logits that the attack works on, in float32 or better."""
-        return self.scaled(self._watched(self._faster(self._raw_logits)(images)))
+        return self.scaled(self._watched(self._passes.logits(images)))
 
-    def plain_logits(self, images):
-        """Returns what Keras itself answers: `head(network(images, training=False))`, unscaled."""
-        run = getattr(self.model, "plain_logits", self.model)
-        return at_least_float32(_checked(self._called(run, images), self.model))
-
-    def _raw_logits(self, images):
-        run = self.model if self._fixed is None else self._fixed
-        return _checked(self._called(run, images), self.model)
+    def _model_logits(self, images):
+        return _checked(self._called(self.model, images), self.model)
 
     def _called(self, run, inputs):
         if isinstance(run, keras.layers.Layer):
@@ -138,7 +106,7 @@ class Victim:
         They come from the model's own method `features`, else they are the input of the last layer
         of a functional or sequential model.
         """
-        features = self._faster(self._raw_features)(images)
+        features = self._passes.features(images)
         if not tf.is_tensor(features) or features.shape.rank != 2:
             raise ValueError(
                 "The head's input is not a feature vector; expected a tensor of shape (n, "
@@ -146,9 +114,7 @@ class Victim:
             )
         return at_least_float32(self._watched(features))
 
-    def _raw_features(self, images):
-        if self._fixed is not None:
-            return self._called(self._fixed.features, images)
+    def _model_features(self, images):
         if not hasattr(self.model, "features"):
             return self._body_of_model()(images, training=self.training)
         with call_context(self.training):
@@ -164,8 +130,10 @@ class Victim:
                 "This attack works on features; expected a model that has the layer after its "
                 f"method `features` as attribute `head`; received {type(self.model).__name__}"
             )
-        head = self.head if self._fixed is None else self._fixed.logits_of_features
-        return self.scaled(self._called(head, features))
+        return self.scaled(self._passes.logits_of_features(features))
+
+    def _head_logits(self, features):
+        return self._called(self.head, features)
 
     def head_weights(self):
         """Returns the head's kernel (features, classes), as stored, and its bias or None."""
@@ -373,107 +341,3 @@ def _sum_tolerance(logits: np.ndarray) -> float:
         if np.array_equal(rounded, logits, equal_nan=True):
             return _SUM_UNITS * UNITS[name]
     return _PROBABILITY_TOLERANCE
-
-
-# float16 holds sizes from 6e-8 to 65504, and gradients shrink on the way from logits to pixels.
-# If the largest entry of the logits' gradient has this size, gradients may shrink a billion times
-# or grow a thousand times before float16 loses them.
-_LARGEST_ENTRY = 64.0
-_EXPONENT_BITS = {tf.float32: (tf.int32, 0x7F800000), tf.float64: (tf.int64, 0x7FF0000000000000)}
-
-
-def loss_and_gradient(victim, loss_function, x_adv, eot_samples: int = 1):
-    """Returns logits, per-example loss, and the gradient of the loss at `x_adv`.
-
-    With `eot_samples > 1` the gradient is the mean over so many passes through a randomised model
-    (expectation over transformation, Athalye et al. 2018); logits and loss are the last pass's, as
-    in AutoAttack.
-
-    Args:
-        victim: the classifier.
-        loss_function: function from logits to per-example losses.
-        x_adv: images.
-        eot_samples: passes to average over.
-    """
-    if eot_samples == 1:
-        return _one_pass(victim, loss_function, x_adv)
-
-    def body(sample, _logits, _loss, total):
-        logits, loss, gradient = _one_pass(victim, loss_function, x_adv)
-        return sample + 1, logits, loss, total + gradient
-
-    first = _one_pass(victim, loss_function, x_adv)
-    _, logits, loss, total = tf.while_loop(
-        lambda sample, *_: sample < eot_samples, body, (tf.constant(1), *first)
-    )
-    return logits, loss, total / eot_samples
-
-
-def _one_pass(victim, loss_function, x_adv):
-    # Persistent: a victim may return several outputs, such as two kinds of logits.
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        tape.watch(x_adv)
-        logits = victim.logits(x_adv)
-    loss, gradient = image_gradient(tape, loss_function, x_adv, logits, not victim.training)
-    return logits, loss, usable(gradient)
-
-
-def usable(gradient):
-    """Returns a gradient with 0 for NaN and infinity, or says that there is none."""
-    if gradient is None:
-        raise ValueError(
-            "This attack needs gradients; expected logits that depend differentiably on the images "
-            "(else use an attack without gradients); received a model without any gradient"
-        )
-    return tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient))
-
-
-def image_gradient(tape, loss_function, images, outputs, is_per_example: bool = True):
-    """Returns per-example losses, and their gradient by the images; None where there is none.
-
-    Args:
-        tape: a tape that has recorded everything from images to outputs.
-        loss_function: function from outputs to per-example losses.
-        images: what to differentiate by.
-        outputs: what the network returned, in float32 or better: logits or features. If there are
-            several, the tape must be persistent.
-        is_per_example: whether each output depends on its own image only. Otherwise, as in training
-            mode, the batch has one scale.
-    """
-    # A tape of its own: one that knows the network would run its backward pass here, too.
-    with tf.GradientTape(watch_accessed_variables=False) as loss_tape:
-        loss_tape.watch(outputs)
-        loss = loss_function(outputs)
-    upstream = loss_tape.gradient(loss, outputs)
-    if upstream is None:
-        return loss, None
-    return loss, pulled_back(tape, upstream, images, outputs, is_per_example)
-
-
-def pulled_back(tape, upstream, images, outputs, is_per_example: bool = True):
-    """Takes a gradient by the outputs back to the images, undamaged by half precision.
-
-    The loss of a confident prediction has a tiny gradient, which float16 would round to zero within
-    the network. So the network is differentiated with a scaled gradient of its outputs, and the
-    scale is taken out again. All scales are powers of two: float32 gives the very same numbers.
-
-    One scale for the whole batch would not do: the gradients of its predictions may differ by a
-    factor of a million, and an overflow would leave an image unattacked. Each gradient is scaled by
-    its own size, so that a confident prediction overflows no sooner than a wrong one.
-    """
-    upstream = tf.convert_to_tensor(upstream)
-    axes = list(range(1 if is_per_example else 0, upstream.shape.rank))
-    largest = tf.reduce_max(tf.abs(upstream), axis=axes, keepdims=True)
-    scale = _power_of_two(tf.stop_gradient(largest)) / _LARGEST_ENTRY
-    gradient = tape.gradient(outputs, images, output_gradients=upstream / scale)
-    if gradient is None:
-        return None
-    shape = tf.concat([tf.shape(scale)[:1], tf.ones(gradient.shape.rank - 1, tf.int32)], axis=0)
-    return gradient * tf.cast(tf.reshape(scale, shape), gradient.dtype)
-
-
-def _power_of_two(size):
-    """The largest power of two up to `size`; 1 where that is zero or infinite."""
-    integer, bits = _EXPONENT_BITS[size.dtype]
-    power = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(size, integer), bits), size.dtype)
-    return tf.where((power > 0.0) & tf.math.is_finite(power), power, tf.ones_like(power))

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks import Victim
+from he_keras.attacks.framework.gradients import image_gradient
 from he_keras.attacks.framework.result import is_wrong
-from he_keras.attacks.framework.victim import check_not_probabilities, image_gradient
+from he_keras.attacks.framework.victim import check_not_probabilities
 from he_keras.evaluation.checks.check import Outcome, failed, passed, skipped, warned
 from he_keras.evaluation.checks.sample import CleanSample, Sample
 from he_keras.evaluation.statistics import (

@@ -100,7 +100,7 @@ class CleanSample(Sample):
         super().__init__(model, images[:most_images], labels[:most_images], threat)
         self.variables = _variables(model, Victim(model, logit_scale), self.images)
         self.initial_values = [variable.numpy() for variable in self.variables]
-        self.victim = agreed(model, self.images, logit_scale)[0].with_fixed_weights()
+        self.victim = agreed(model, self.images, logit_scale)[0].for_many_passes()
         self.logits = self.victim.logits(tf.constant(self.images)).numpy()
         count = len(self.images)
         if self.logits.ndim != 2 or len(self.logits) != count:

@@ -1,10 +1,11 @@
-"""The loop of every iterated attack: it spends passes only on examples that are still at work.
+"""Rows of a batch: the loop over those that are still at work, groups of them, and choices.
 
-Survivors are gathered into batches of a few fixed sizes, which are multiples of 1/16 of the first
-one. Copies of the last row pad them. An outer loop gathers them. An inner loop iterates until the
-next smaller size holds the rest. XLA compiles for shapes that stay the same: there all rows pass
-through the model until the last one has ended. Examples that have ended keep their state exactly,
-so that neither the gathering nor the batch size nor XLA changes a result.
+The loop of every iterated attack spends passes only on examples that are still at work. These are
+gathered into batches of a few fixed sizes, which are multiples of 1/16 of the first one. Copies of
+the last row pad them. An outer loop gathers them. An inner loop iterates until the next smaller
+size holds the rest. XLA compiles for shapes that stay the same: there all rows pass through the
+model until the last one has ended. Examples that have ended keep their state exactly, so that
+neither the gathering nor the batch size nor XLA changes a result.
 """
 
 import math
@@ -14,6 +15,8 @@ from tensorflow.python.ops import control_flow_util
 
 #: More sizes waste fewer passes on padding, but each size takes memory of its own.
 _SIZES_PER_BATCH = 16
+#: So many query images exist at a time, unless a single example needs more.
+IMAGES_AT_ONCE = 256
 
 
 def under_xla() -> bool:
@@ -35,7 +38,7 @@ def iterate(step, state, inputs, num_steps, is_active=None):
 
     Example:
         >>> import tensorflow as tf
-        >>> from he_keras.attacks.framework.survivors import iterate
+        >>> from he_keras.attacks.framework.rows import iterate
         >>> count_up = lambda index, state, limit: state + 1
         >>> iterate(count_up, tf.constant([0, 5, 9]), tf.zeros(3), 10, lambda state: state < 7)
         <tf.Tensor: shape=(3,), dtype=int32, numpy=array([7, 7, 9], dtype=int32)>
@@ -102,6 +105,45 @@ def _while(condition, body, index, state):
         (index, state),
         shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(_any_rows, state)),
     )
+
+
+def map_groups(function, inputs, images_per_row: int):
+    """Applies `function` to groups of consecutive rows and joins what it returns.
+
+    Args:
+        function: takes the entries of `inputs` for some rows and returns one tensor, row by row, of
+            the first entry's dtype.
+        inputs: tuple of tensors, or nests of them, with one row per example.
+        images_per_row: query images that `function` makes of each row.
+    """
+    if under_xla():
+        # The last group may be smaller than the others, for which XLA has no shape.
+        def one_row(row):
+            return function(*tf.nest.map_structure(lambda each: each[tf.newaxis], row))[0]
+
+        return tf.map_fn(one_row, inputs, fn_output_signature=inputs[0].dtype)
+    rows_per_group = max(1, IMAGES_AT_ONCE // images_per_row)
+    num_rows = tf.shape(inputs[0])[0]
+    num_groups = -(-num_rows // rows_per_group)
+
+    def one_group(group):
+        rows = slice(group * rows_per_group, (group + 1) * rows_per_group)
+        return function(*tf.nest.map_structure(lambda each: each[rows], inputs))
+
+    first = one_group(0)
+    results = tf.TensorArray(
+        first.dtype,
+        size=num_groups,
+        infer_shape=False,
+        element_shape=tf.TensorShape([None, *first.shape[1:]]),
+    )
+    _, results = tf.while_loop(
+        lambda group, _results: group < num_groups,
+        lambda group, results: (group + 1, results.write(group, one_group(group))),
+        (tf.constant(1), results.write(0, first)),
+        parallel_iterations=1,
+    )
+    return results.concat()
 
 
 def select_rows(mask, new, old):

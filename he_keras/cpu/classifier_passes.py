@@ -1,0 +1,150 @@
+"""A classifier's passes, faster and with the same values, and whether a model can have them.
+
+One way is two halves of a batch at the same time. TensorFlow runs the operations of one network one
+after the other, and only some of them keep every core busy. Cut in two, a batch gives it two
+independent networks: one computes while the other waits for memory. Logits and gradients are those
+of the whole batch, up to rounding.
+
+An attack hands over its three functions and goes on with those that it gets. That they answer as
+the model does is checked where an attack begins, see `he_keras.attacks.framework.agreement`. A
+model whose faster functions failed that check runs plainly from then on, everywhere.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from he_keras.cpu.switch import applies, is_enabled
+
+#: A network with fewer weights is so small that it costs more to start its operations twice.
+_FEWEST_WEIGHTS = 100_000
+
+#: Attribute of the layers of a model that runs plainly; it says why. Attacks and models compile
+#: anew where such an attribute has changed.
+_FAULT = "_cpu_fault"
+
+
+class Passes(NamedTuple):
+    """A classifier in inference mode.
+
+    Attributes:
+        logits: function from images to logits.
+        features: function from images to feature vectors.
+        logits_of_features: function from feature vectors to logits.
+    """
+
+    logits: Callable
+    features: Callable
+    logits_of_features: Callable
+
+
+def faster_passes(passes: Passes, model) -> Passes:
+    """Returns functions with the same values that take less time; `passes` where there are none.
+
+    They are for many passes while the variables stand still: these may be read once, now. They
+    belong to the graph in which they are made.
+
+    Args:
+        passes: the model's own functions.
+        model: a `keras.Model` or any callable. A model with the method `with_fixed_weights` says by
+            it which functions read the variables once.
+
+    Example:
+        >>> import keras
+        >>> from he_keras.cpu.classifier_passes import Passes, faster_passes
+        >>> double = Passes(lambda images: 2 * images, None, None)
+        >>> faster_passes(double, double.logits) is double
+        True
+    """
+    if not is_enabled() or not isinstance(model, keras.Model) or not is_trusted(model):
+        return passes
+    fixed = model.with_fixed_weights() if hasattr(model, "with_fixed_weights") else None
+    found = passes if fixed is None else fixed
+    logits = batch_function(found.logits, model)
+    if logits is found.logits:
+        return found
+    return found._replace(logits=logits, features=batch_function(found.features, model))
+
+
+def is_trusted(layer) -> bool:
+    """Whether a model or a layer may run in another way than Keras would run it."""
+    return not hasattr(layer, _FAULT)
+
+
+def fault_of(model) -> str:
+    """Returns what was said when a model was made to run plainly; "" for any other."""
+    return getattr(model, _FAULT, "") if isinstance(model, keras.Model) else ""
+
+
+def run_plainly(model: keras.Model, fault: str) -> None:
+    """Has a model run as Keras runs it from now on, also in `fit`, `predict` and `evaluate`.
+
+    Args:
+        model: the model.
+        fault: why; "" where no report has to say so.
+    """
+    for layer in model._flatten_layers():
+        setattr(layer, _FAULT, fault)
+    if getattr(model, "train_function", None) is not None:
+        # A training that is under way goes on with another function.
+        model.make_train_function(force=True)
+
+
+def batch_function(function: Callable, model) -> Callable:
+    """Returns a function with the same values, by halves of the batch where that is faster.
+
+    Args:
+        function: a function of images that treats each one by itself.
+        model: the classifier that the function runs, a `keras.Model` or any callable.
+    """
+    return (lambda images: by_halves(function, images)) if is_worthwhile(model) else function
+
+
+def is_worthwhile(model) -> bool:
+    """Whether this is a Keras model of some size, alone on a CPU with several cores."""
+    if not isinstance(model, keras.Model) or not model.built:
+        return False
+    # Replicas keep the cores busy by themselves.
+    is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    if not is_alone or (os.cpu_count() or 1) < 2 or not applies("half_batches"):
+        return False
+    return sum(math.prod(weight.shape) for weight in model.weights) >= _FEWEST_WEIGHTS
+
+
+def by_halves(function: Callable, images):
+    """Returns `function(images)` by halves, which only a graph gains by.
+
+    Both halves have the same size. If the number of images is odd, the middle one is in both, so
+    that no half is ever empty.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from he_keras.cpu.classifier_passes import by_halves
+        >>> double = tf.function(lambda images: by_halves(lambda half: 2 * half, images))
+        >>> double(tf.constant([1, 2, 3])).numpy().tolist()
+        [2, 4, 6]
+    """
+    first, second = _halves(images)
+    return _joined(function(first), function(second), tf.shape(images)[0])
+
+
+@tf.custom_gradient
+def _halves(images):
+    """Returns both halves; their gradients are joined where TensorFlow would add them to zeros."""
+    count = tf.shape(images)[0]
+    half = (count + 1) // 2
+
+    def gradient(first, second):
+        # Nobody reads what comes of the second half's copy of the middle image.
+        return _joined(first, second, count)
+
+    return (images[:half], images[count - half :]), gradient
+
+
+def _joined(first, second, count):
+    """Joins two equally long parts, without the second's first row where `count` is odd."""
+    return tf.concat([first, second[2 * tf.shape(second)[0] - count :]], axis=0)
