@@ -114,7 +114,8 @@ class Transfer(Attack):
 
     def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Crafts on the substitute; the attacked model is not asked."""
-        x_adv = self.ascent.run(self.substitute, images, labels, seeds, targets).x_adv
+        substitute = self.substitute.for_many_passes()
+        x_adv = self.ascent.run(substitute, images, labels, seeds, targets).x_adv
         passes = tf.zeros_like(labels)
         return Crafted(x_adv, passes, passes)
 

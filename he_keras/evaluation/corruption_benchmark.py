@@ -391,7 +391,7 @@ def _count(model, bounds, batches, show_progress: bool) -> tuple[dict, str | Non
 
 def _compiled(victim: Victim, image_shape):
     return tf.function(
-        lambda images, labels: ~is_wrong(victim.logits(images), labels),
+        lambda images, labels: ~is_wrong(victim.for_many_passes().logits(images), labels),
         input_signature=[
             tf.TensorSpec([None, *image_shape], tf.float32),
             tf.TensorSpec([None], tf.int32),

@@ -74,7 +74,7 @@ class NFGSM(Objective):
         victim = Victim(model, training=self.attack_training_mode)
         noisy = self.threat.random_start(images, seed, self.noise_ratio * sizes.threat.epsilon)
         gradient = loss_and_gradient(
-            victim, lambda logits: losses.cross_entropy(logits, labels), noisy
+            victim.for_many_passes(), lambda logits: losses.cross_entropy(logits, labels), noisy
         )[2]
         x_adv = noisy + sizes.step_size(self.step_size) * self.threat.steepest_step(gradient)
         return tf.stop_gradient(self.threat.clip_to_bounds(x_adv))

@@ -152,7 +152,9 @@ class AttackedSample(Sample):
         self.num_points, self.num_planted = num_points, num_planted
         self.seed, self.curve, self.still_correct = seed, curve, still_correct
         self.victim = Victim(model, logit_scale)
-        self.function = compiled(self.victim.logits, self.images)
+        self.function = compiled(
+            lambda images: self.victim.for_many_passes().logits(images), self.images
+        )
         self.logits = self.answers(self.images)
         #: Examples that no gradient attack on the model itself has broken.
         self.unbroken = ~is_wrong(self.logits, self.labels).numpy()
