@@ -1,7 +1,5 @@
 """Targeted APGD: ascents towards one class after the other."""
 
-from typing import Any, NamedTuple
-
 import keras
 import tensorflow as tf
 
@@ -13,13 +11,6 @@ from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
 from he_keras.threat import ThreatModel
-
-
-class _TargetsState(NamedTuple):
-    """State of the loop over targets; every entry has one row per example."""
-
-    best: Best
-    passes: Any
 
 
 @register("apgd-t", budget="num_steps")
@@ -82,18 +73,19 @@ class APGDTargeted(APGD):
         classes = other_classes(clean_logits, labels, self.num_targets)
         goal = Goal(labels)
         best = Best.before(images, images)._replace(broken=goal.is_reached(clean_logits))
-        state = _TargetsState(best, passes=tf.zeros_like(labels, tf.int32))
 
         def one_target(index, state, _inputs):
+            best, passes = state
             targets = tf.gather(classes, index, axis=1)
             start = self._start(images, seeds, index)
-            found = self.search(victim, (images, goal, targets), start, skip=state.best.broken)
+            found = self.search(victim, (images, goal, targets), start, skip=best.broken)
             x_adv = select_rows(found.broken, found.adversarial, found.best.point[0])
-            best = state.best.updated(x_adv, found.best.strength, found.broken)
-            return _TargetsState(best, state.passes + found.passes)
+            best = best.updated(x_adv, found.best.strength, found.broken)
+            return best, passes + found.passes
 
-        state = iterate(one_target, state, (), tf.shape(classes)[1])
-        return Crafted(state.best.point, state.passes + 1, state.passes)
+        state = best, tf.zeros_like(labels, tf.int32)
+        best, passes = iterate(one_target, state, (), tf.shape(classes)[1])
+        return Crafted(best.point, passes + 1, passes)
 
     def loss_function(self, logits, goal: Goal, targets=None):
         """Returns the loss to ascend for each example, towards its target of this run."""

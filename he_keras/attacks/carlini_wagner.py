@@ -13,7 +13,7 @@ import tensorflow as tf
 from he_keras.arguments import check_flag, check_number, check_positive_integer, positive_number
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.gradients import Moments, adam_step, loss_and_gradient, zero_moments
-from he_keras.attacks.framework.result import Crafted, Goal
+from he_keras.attacks.framework.result import Best, Crafted, Goal
 from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
@@ -134,12 +134,12 @@ class CarliniWagnerL2(Attack):
         inputs = images, Goal.of(labels, targets), start
         state = iterate(step, state, inputs, num_steps, is_active)
         search = state.search
-        return Crafted(search.best, state.passes, state.passes, search.best_distance)
+        return Crafted(search.best.point, state.passes, state.passes, search.best.distance)
 
     def _is_active(self, state: _State):
         active = state.search.round_number < self.binary_search_steps
         if self.stop_when_broken:
-            active &= state.search.best_distance > self.threat.epsilon
+            active &= state.search.best.distance > self.threat.epsilon
         return active
 
     def _step(self, victim, images, goal, start, state: _State) -> _State:
@@ -264,7 +264,6 @@ class ConstantSearch(NamedTuple):
         round_number: counts from 0.
         found: an adversarial image was seen in this round.
         best: nearest adversarial image so far; the image itself before the first.
-        best_distance: its distance; infinite before the first.
     """
 
     const: Any
@@ -272,8 +271,7 @@ class ConstantSearch(NamedTuple):
     upper: Any
     round_number: Any
     found: Any
-    best: Any
-    best_distance: Any
+    best: Best
 
 
 def start_search(images, initial_const: float) -> ConstantSearch:
@@ -286,19 +284,14 @@ def start_search(images, initial_const: float) -> ConstantSearch:
         upper=infinite,
         round_number=tf.zeros(rows, tf.int32),
         found=tf.zeros(rows, tf.bool),
-        best=images,
-        best_distance=infinite,
+        best=Best.before(images, images),
     )
 
 
 def record(search: ConstantSearch, adversarial, x_adv, distance) -> ConstantSearch:
     """Notes which of the current points are adversarial, and those nearer than any before."""
-    nearer = adversarial & (distance < search.best_distance)
-    return search._replace(
-        found=search.found | adversarial,
-        best=select_rows(nearer, x_adv, search.best),
-        best_distance=tf.where(nearer, distance, search.best_distance),
-    )
+    best = search.best.updated(x_adv, -distance, adversarial, only_broken=True)
+    return search._replace(found=search.found | adversarial, best=best)
 
 
 def end_round(search: ConstantSearch, ended, num_rounds: int) -> ConstantSearch:

@@ -1,6 +1,5 @@
 """FAB and FAB-T: the nearest adversarial image, by projections onto linearised boundaries."""
 
-import math
 from typing import Any, NamedTuple
 
 import keras
@@ -10,7 +9,7 @@ import tensorflow as tf
 from he_keras.arguments import check_number, check_positive_integer, check_share
 from he_keras.attacks.deepfool import Boundary, nearest_boundary
 from he_keras.attacks.framework.attack import Attack
-from he_keras.attacks.framework.result import Crafted, Goal, other_classes
+from he_keras.attacks.framework.result import Best, Crafted, Goal, other_classes
 from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
@@ -27,8 +26,7 @@ class _State(NamedTuple):
     """Loop state; every entry has one row per example."""
 
     point: Any
-    nearest: Any
-    distance: Any
+    best: Best
     forward_passes: Any
     backward_passes: Any
 
@@ -162,7 +160,7 @@ class FAB(Attack):
 
         is_active = None
         if self.stop_when_broken:
-            is_active = lambda state: state.distance > self.threat.epsilon  # noqa: E731
+            is_active = lambda state: state.best.distance > self.threat.epsilon  # noqa: E731
         return iterate(step, state, inputs, self.num_steps, is_active)
 
     def _step(self, victim, state: _State, images, goal: Goal, candidates=None) -> _State:
@@ -172,12 +170,10 @@ class FAB(Attack):
         point = self._beyond(boundary, state.point, images)
         wrong = goal.is_reached(victim.logits(point))
         distance = self.threat.distance(point, images)
-        nearer = wrong & (distance < state.distance)
         back = images + self.beta * (point - images)
         return _State(
             point=select_rows(wrong, back, point),
-            nearest=select_rows(nearer, point, state.nearest),
-            distance=tf.where(nearer, distance, state.distance),
+            best=state.best.updated(point, -distance, wrong, only_broken=True),
             forward_passes=state.forward_passes + 2,
             backward_passes=state.backward_passes + backward_passes,
         )
@@ -244,12 +240,12 @@ def _nothing_found(images) -> _State:
     passes = tf.zeros(tf.shape(images)[:1], tf.int32)
     return _State(
         point=images,
-        nearest=images,
-        distance=tf.fill(tf.shape(passes), tf.constant(math.inf, images.dtype)),
+        best=Best.before(images, images),
         forward_passes=passes,
         backward_passes=passes,
     )
 
 
 def _crafted(state: _State) -> Crafted:
-    return Crafted(state.nearest, state.forward_passes, state.backward_passes, state.distance)
+    passes = state.forward_passes, state.backward_passes
+    return Crafted(state.best.point, *passes, state.best.distance)

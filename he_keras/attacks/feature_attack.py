@@ -13,7 +13,7 @@ from he_keras.attacks.framework.gradients import image_gradient, usable
 from he_keras.attacks.framework.result import AttackResult, Crafted, is_wrong
 from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
-from he_keras.attacks.multi_targeted import Found
+from he_keras.attacks.multi_targeted import Runs
 from he_keras.attacks.registry import register
 from he_keras.balls import draw_per_seed, seeds_of_target, uniform
 from he_keras.threat import ThreatModel, check_examples, checked_start
@@ -26,7 +26,7 @@ class _TargetRun(NamedTuple):
     """State of the runs of some copies: `copies` has shape (n, targets at once, ...)."""
 
     copies: Any
-    found: Found
+    found: Runs
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -190,7 +190,7 @@ class FeatureAttack(Attack):
 
         is_active = (lambda found: ~found.best.broken) if self.stop_when_broken else None
         rounds = self.num_targets // self.targets_at_once
-        found = iterate(step, Found.nothing(images), inputs, rounds, is_active)
+        found = iterate(step, Runs.nothing(images), inputs, rounds, is_active)
         return Crafted(found.best.point, found.forward_passes, found.backward_passes)
 
     def _draw_targets(self, labels, target_labels, seeds):
@@ -217,7 +217,7 @@ class FeatureAttack(Attack):
         start = self.threat.project(self.threat.start(self.random_start, tiled, seeds), tiled)
         return tf.reshape(start, [-1, copies, *images.shape[1:]])
 
-    def approach(self, victim: Victim, images, labels, targets, start, found: Found) -> Found:
+    def approach(self, victim: Victim, images, labels, targets, start, found: Runs) -> Runs:
         """Runs one copy of each example towards each of its targets; returns the best found.
 
         Args:
@@ -266,7 +266,7 @@ class FeatureAttack(Attack):
         )
         return _TargetRun(moved, found)
 
-    def _judge(self, found: Found, copies, logits, labels, only_broken: bool = False) -> Found:
+    def _judge(self, found: Runs, copies, logits, labels, only_broken: bool = False) -> Runs:
         """Takes over the first misclassified copy, else one that comes closest to that."""
         number = copies.shape[1]
         repeated = tf.repeat(labels, number, axis=0)

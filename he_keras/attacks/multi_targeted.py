@@ -24,11 +24,11 @@ from he_keras.threat import ThreatModel, checked_start
 OPTIMIZERS = ("adam", "sign")
 
 
-class Found(NamedTuple):
-    """What is kept from target to target; every entry has one row per example.
+class Runs(NamedTuple):
+    """The runs so far, towards one target after the other; every entry has one row per example.
 
     Attributes:
-        best: the best iterate of all runs; the smaller its margin, the stronger it is.
+        best: the best iterate of them all; the smaller its margin, the stronger it is.
         forward_passes: passes spent.
         backward_passes: gradient passes spent.
     """
@@ -38,18 +38,15 @@ class Found(NamedTuple):
     backward_passes: Any
 
     @classmethod
-    def nothing(cls, images) -> "Found":
+    def nothing(cls, images) -> "Runs":
         """Returns the record before the first run, in which the images themselves stand."""
         passes = tf.zeros(tf.shape(images)[:1], tf.int32)
         return cls(Best.before(images, images), passes, passes)
 
-    def judged(self, x_adv, logits, labels, only_broken: bool = False) -> "Found":
+    def judged(self, x_adv, logits, labels, only_broken: bool = False) -> "Runs":
         """Returns the record after these iterates, or only after those that are misclassified."""
-        broken = is_wrong(logits, labels)
-        strength = -losses.margin(logits, labels)
-        if only_broken:
-            strength = tf.where(broken, strength, strength.dtype.min)
-        return self._replace(best=self.best.updated(x_adv, strength, broken))
+        broken, strength = is_wrong(logits, labels), -losses.margin(logits, labels)
+        return self._replace(best=self.best.updated(x_adv, strength, broken, only_broken))
 
 
 class _TargetRun(NamedTuple):
@@ -57,7 +54,7 @@ class _TargetRun(NamedTuple):
 
     x_adv: Any
     moments: Any
-    found: Found
+    found: Runs
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -137,7 +134,7 @@ class MultiTargeted(Attack):
     def run(self, victim: Victim, images, labels, seeds) -> Crafted:
         """Runs towards one target after the other, on the examples that are still unbroken."""
         targets = other_classes(victim.logits(images), labels, self.num_targets)
-        found = Found.nothing(images)
+        found = Runs.nothing(images)
         found = found._replace(forward_passes=found.forward_passes + 1)
         # A seed for the whole batch has no row to select.
         per_example = seeds.shape.rank == 2
@@ -154,7 +151,7 @@ class MultiTargeted(Attack):
         found = iterate(step, found, inputs, tf.shape(targets)[1], is_active)
         return Crafted(found.best.point, found.forward_passes, found.backward_passes)
 
-    def approach(self, victim: Victim, images, labels, target, start, found: Found) -> Found:
+    def approach(self, victim: Victim, images, labels, target, start, found: Runs) -> Runs:
         """Runs from `start` towards one target and returns the better of `found` and this run."""
         moments = zero_moments(images) if self.optimizer == "adam" else ()
         # Every point that is judged must lie in the ball and the bounds, the start too.

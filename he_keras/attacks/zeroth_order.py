@@ -166,14 +166,15 @@ class ZOO(Attack):
         num_steps = steps_per_round * self.binary_search_steps
         state = iterate(step, state, inputs, num_steps, is_active)
         passes = tf.zeros_like(state.passes)
-        return Crafted(state.search.best, state.passes, passes, state.search.best_distance)
+        best = state.search.best
+        return Crafted(best.point, state.passes, passes, best.distance)
 
     def num_steps(self, num_pixels: int) -> int:
         """Returns how many steps the queries suffice for."""
         return self.num_queries // (2 * min(self.coordinates_per_step, num_pixels) + 1)
 
     def _is_active(self, state: _State):
-        return state.search.best_distance > self.threat.epsilon
+        return state.search.best.distance > self.threat.epsilon
 
     def _step(self, victim, index, images, goal, seeds, start, state: _State) -> _State:
         x_adv = self._images(state.variable, images)

@@ -19,7 +19,7 @@ NUM_STEPS = 10
 BUDGET_SECONDS = 300.0
 _FEWEST_ROUNDS = 2
 #: Tricks that the other dtype policies do not have.
-_ONLY_FOR = {"depthwise_norms": "float32", "bfloat16_relu": "mixed_bfloat16"}
+_ONLY_FOR = {"bfloat16_relu": "mixed_bfloat16"}
 ALL, AGAIN, NONE = "all tricks", "all, once more", "no trick"
 
 

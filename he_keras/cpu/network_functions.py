@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 
-from he_keras.cpu.cheaper_gradients import subsample
 from he_keras.cpu.classifier_passes import is_trusted
-from he_keras.cpu.convolution import (
+from he_keras.cpu.folded_network import FoldedNetwork
+from he_keras.cpu.operations import (
     column_convolution,
     has_product_gradient,
     is_plain,
     is_strided_1x1,
+    subsample,
 )
-from he_keras.cpu.folded_network import FoldedNetwork
 from he_keras.cpu.switch import applies, is_enabled, runs_on_cpu
 
 

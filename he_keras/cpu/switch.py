@@ -11,7 +11,6 @@ TRICKS = {
     "matrix_products": "convolutions of small maps are products of matrices",
     "folded_norms": "batch norms go into the convolution before them, in inference mode",
     "passed_scales": "the convolutions after a norm multiply the gradient by its scale",
-    "depthwise_norms": "a batch norm that stays is a depthwise convolution, fused with ReLU",
     "bfloat16_relu": "the gradient of ReLU reads bfloat16 numbers as float16",
     "subsampling": "a strided 1x1 convolution drops pixels first",
     "variables_once": "an attack reads the variables once for all of its steps",

@@ -16,7 +16,8 @@ from he_keras.attacks.framework.gradients import (
     usable,
     zero_moments,
 )
-from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
+from he_keras.attacks.framework.result import Best
+from he_keras.attacks.framework.rows import iterate, mask_like
 
 OPTIMIZERS = ("adam", "sign")
 
@@ -55,9 +56,8 @@ class Search(NamedTuple):
 
 class _State(NamedTuple):
     x_adv: Any
-    moments: Moments
-    best: Any
-    best_deviation: Any
+    moments: Moments | tuple
+    best: Best
 
 
 def most_nonlinear_point(
@@ -103,24 +103,17 @@ def most_nonlinear_point(
     deviation = (
         loss_function(forward(state.x_adv)) - tangent.loss - tangent.slope(state.x_adv, images)
     )
-    return _record(state, deviation).best
+    return _record(state, deviation).best.point
 
 
 def _initial_state(search: Search, images, start) -> _State:
-    # An entry that a setting does not need has one number for each example: the form is the same.
-    unused = tf.zeros(tf.shape(images)[:1], images.dtype)
     return _State(
         start,
-        zero_moments(images) if search.optimizer == "adam" else Moments(unused, unused),
-        start if search.keep == "best" else unused,
-        unused - 1.0,
+        zero_moments(images) if search.optimizer == "adam" else (),
+        Best.before(start if search.keep == "best" else (), images),
     )
 
 
 def _record(state: _State, deviation) -> _State:
-    deviation = tf.abs(deviation)
-    better = deviation > state.best_deviation
-    return state._replace(
-        best=select_rows(better, state.x_adv, state.best),
-        best_deviation=tf.where(better, deviation, state.best_deviation),
-    )
+    is_no_success = tf.zeros_like(state.best.broken)
+    return state._replace(best=state.best.updated(state.x_adv, tf.abs(deviation), is_no_success))

@@ -11,7 +11,7 @@ from he_keras.attacks import Victim
 from he_keras.attacks.framework import agreement
 from he_keras.attacks.framework.agreement import agreed, probe, standing_still
 from he_keras.attacks.framework.precision import difference_by_rounding
-from he_keras.cpu import classifier_passes, folded_layers
+from he_keras.cpu import classifier_passes, folded_network
 from he_keras.cpu.classifier_passes import is_trusted
 
 THREAT = he.ThreatModel("linf", 0.05)
@@ -21,13 +21,13 @@ FAULT = "the faster path answers differently from the model (by up to "
 @pytest.fixture
 def wrong_folding(monkeypatch):
     """Folds a batch norm with a wrong shift."""
-    right = folded_layers.inference_scale_and_shift
+    right = folded_network.inference_scale_and_shift
 
     def wrong(norm):
         scale, shift = right(norm)
         return scale, shift + 0.3
 
-    monkeypatch.setattr(folded_layers, "inference_scale_and_shift", wrong)
+    monkeypatch.setattr(folded_network, "inference_scale_and_shift", wrong)
 
 
 def attacked(model, **options):

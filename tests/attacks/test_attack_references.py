@@ -93,8 +93,8 @@ def test_fab_step_by_step(norm, settings):
             expected = image + reference.beta * (point - image) if wrong else point
             np.testing.assert_allclose(np.ravel(after.point[row]), expected, atol=1e-9)
         assert np.isfinite(distance)
-        np.testing.assert_allclose(np.ravel(state.nearest[row]), nearest, atol=1e-9)
-        np.testing.assert_allclose(state.distance[row], distance, rtol=1e-9)
+        np.testing.assert_allclose(np.ravel(state.best.point[row]), nearest, atol=1e-9)
+        np.testing.assert_allclose(state.best.distance[row], distance, rtol=1e-9)
 
 
 # The first window has a side of 8.9 or 9.8, which is rounded, and in l2 made odd.

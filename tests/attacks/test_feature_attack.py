@@ -15,7 +15,7 @@ import he_keras as he
 from he_keras import attacks
 from he_keras.attacks import Victim
 from he_keras.attacks.feature_attack import FeatureAttack
-from he_keras.attacks.multi_targeted import Found
+from he_keras.attacks.multi_targeted import Runs
 
 # The fast tests hold this attack to the promises of every attack and run its example.
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def approach(attack, model, images, labels, targets):
 
     @tf.function
     def run():
-        found = Found.nothing(images)
+        found = Runs.nothing(images)
         return attack.approach(victim, images, labels, tf.constant(targets), start, found)
 
     return run()

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras import cpu
-from he_keras.cpu import convolution, training_function
-from he_keras.cpu.convolution import column_convolution, product_convolution, transposed_kernel
+from he_keras.cpu import operations, training_function
 from he_keras.cpu.folded_network import FoldedNetwork
+from he_keras.cpu.operations import column_convolution, product_convolution, transposed_kernel
 
 SHAPES = [((4, 4), (3, 3)), ((2, 4), (3, 3)), ((5, 3), (1, 5)), ((1, 1), (3, 3))]
 TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
@@ -17,8 +17,8 @@ TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
 
 @pytest.fixture(autouse=True)
 def any_kernel_is_large(monkeypatch):
-    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 1)
-    monkeypatch.setattr(convolution, "_LARGE_GRADIENT", 1)
+    monkeypatch.setattr(operations, "_LARGE_KERNEL", 1)
+    monkeypatch.setattr(operations, "_LARGE_GRADIENT", 1)
 
 
 def arrays(size, kernel_size, channels=(3, 5), count=2):
@@ -72,7 +72,7 @@ def test_derivatives_of_both_orders(function, size, kernel_size, is_graph):
 @pytest.mark.parametrize("is_small", [False, True])
 def test_derivatives_of_valid_convolutions(size, kernel_size, stride, is_small, monkeypatch):
     """Of both kinds: with values by the product, and with TensorFlow's."""
-    monkeypatch.setattr(convolution, "_PRODUCT_WIDTH", 9 if is_small else 0)
+    monkeypatch.setattr(operations, "_PRODUCT_WIDTH", 9 if is_small else 0)
     images, kernel = arrays(size, kernel_size)
     found = derivatives(by_columns, images, kernel, stride, "valid")
     expected = derivatives(plain, images, kernel, stride, "VALID")
@@ -118,24 +118,24 @@ def test_images_of_unknown_size_are_left_to_tensorflow():
 )
 def test_which_convolutions_are_small(change, is_small):
     settings = {"size": (4, 4), "kernel_shape": (3, 3, 9, 9), "strides": (1, 1), "padding": "same"}
-    assert convolution.has_product_values(**(settings | change)) == is_small
+    assert operations.has_product_values(**(settings | change)) == is_small
 
 
 def test_small_kernels_are_left_to_tensorflow(monkeypatch):
     settings = (4, 4), (3, 3, 9, 9), (1, 1), "same"
-    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 82)
-    assert not convolution.has_product_values(*settings)
-    monkeypatch.setattr(convolution, "_LARGE_KERNEL", 81)
-    assert convolution.has_product_values(*settings)
+    monkeypatch.setattr(operations, "_LARGE_KERNEL", 82)
+    assert not operations.has_product_values(*settings)
+    monkeypatch.setattr(operations, "_LARGE_KERNEL", 81)
+    assert operations.has_product_values(*settings)
     with cpu.disabled("matrix_products"):
-        assert not convolution.has_product_values(*settings)
+        assert not operations.has_product_values(*settings)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 8)])
 def test_half_precision_has_the_product_gradient_on_wider_maps(dtype, width):
     kernel = tf.ones([3, 3, 2, 2], dtype)
     for each in (2, 4, 5, 8, 9):
-        found = convolution.has_product_gradient((each, each), kernel, (1, 1), "same")
+        found = operations.has_product_gradient((each, each), kernel, (1, 1), "same")
         assert found == (each <= width)
 
 

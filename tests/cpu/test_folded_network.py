@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.cpu.cheaper_gradients import relu
 from he_keras.cpu.folded_network import FoldedNetwork
+from he_keras.cpu.operations import relu
 from he_keras.layers.batch_norm import BatchNormalization
 
 SHAPE = (8, 8, 3)

@@ -198,7 +198,7 @@ FAULTS = [
     ),
     (
         "folded convolution does not scale its bias",
-        "cpu/folded_layers.py",
+        "cpu/folded_network.py",
         "shift = tf.cast(bias, tf.float32) * after.scale + shift",
         "shift = tf.cast(bias, tf.float32) + shift",
         "tests/cpu/test_folded_network.py::test_only_what_is_the_same_is_folded[changes0-True]",
@@ -206,7 +206,7 @@ FAULTS = [
     # What is faster on a CPU.
     (
         "gradient of a matrix product without turning its kernel",
-        "cpu/convolution.py",
+        "cpu/operations.py",
         "return tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])",
         "return tf.transpose(kernel, [0, 1, 3, 2])",
         "tests/cpu/test_convolution.py::"

@@ -26,8 +26,8 @@ FAULTS = [
     (
         "FAB keeps the last adversarial image, not the nearest",
         "attacks/fab.py",
-        "nearer = wrong & (distance < state.distance)",
-        "nearer = wrong",
+        "state.best.updated(point, -distance, wrong",
+        "state.best.updated(point, distance, wrong",
         "tests/attacks/test_attack_references.py::test_fab_step_by_step[{}-l2]",
     ),
     (

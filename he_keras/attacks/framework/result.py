@@ -147,9 +147,23 @@ class Best(NamedTuple):
         rows = tf.shape(images)[:1]
         return cls(point, tf.fill(rows, images.dtype.min), tf.zeros(rows, tf.bool))
 
-    def updated(self, point, strength, broken) -> "Best":
-        """Returns the record after one more point of each example."""
+    @property
+    def distance(self):
+        """What a minimum-norm attack has found: its strength is the distance times -1."""
+        return tf.where(self.broken, -self.strength, np.inf)
+
+    def updated(self, point, strength, broken, only_broken: bool = False) -> "Best":
+        """Returns the record after one more point of each example.
+
+        Args:
+            point: the points.
+            strength: their strength.
+            broken: where they reach the goal.
+            only_broken: points that do not reach the goal are passed over.
+        """
         strength = tf.cast(strength, self.strength.dtype)
+        if only_broken:
+            strength = tf.where(broken, strength, strength.dtype.min)
         is_better = tf.where(tf.equal(self.broken, broken), strength > self.strength, broken)
         return Best(
             point=select_rows(is_better, point, self.point),
