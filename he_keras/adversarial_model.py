@@ -241,7 +241,7 @@ class HEAdversarialModel(CurrentFunctions):
         )
 
     def logits(self, images, training: bool = False):
-        """Returns scaled logits; the same as calling the model."""
+        """Returns scaled logits: what calling the model does, beside `features` and `cosines`."""
         return self(images, training=training)
 
     def cosines(self, images, training: bool = False):
@@ -394,6 +394,8 @@ class HEAdversarialModel(CurrentFunctions):
         gradients = keras_repairs.share_overflow(self.optimizer, gradients)
         self.optimizer.apply(gradients[: len(variables)], variables)
         objective.after_update(images, x_adv, gradients[-1] if watched else None, step)
+        if training_pass.observed is not None:
+            objective.observe(training_pass.observed)
         self.loss_tracker.update_state(per_example + regularization)
         self.accuracy_metric.update_state(_is_right(training_pass.logits, labels))
         if training_pass.clean_logits is not None:

@@ -95,10 +95,13 @@ class ELLE(FastAT):
         """The adversarial pass, then the penalty, whose points come from the seed."""
         training_pass = super().forward(model, images, labels, x_adv, training)
         errors = self.linearity_errors(model, images, labels, seed, training, step_number)
-        weight = self.penalty_weight if self._watch is None else self._watch.weight()
-        if self._watch is not None and training:
-            self._watch.observe(tf.stop_gradient(errors))
-        return training_pass._replace(losses=training_pass.losses + weight * errors)
+        if self._watch is None:
+            penalized = training_pass.losses + self.penalty_weight * errors
+            return training_pass._replace(losses=penalized)
+        return training_pass._replace(
+            losses=training_pass.losses + self._watch.weight() * errors,
+            observed=tf.stop_gradient(errors),
+        )
 
     def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
         """`forward`, whose penalty draws within the radius of the step."""
@@ -121,6 +124,11 @@ class ELLE(FastAT):
         first_loss, second_loss, loss_between = tf.split(loss, 3)
         share = tf.cast(share, loss.dtype)
         return tf.square(loss_between - (1.0 - share) * first_loss - share * second_loss)
+
+    def observe(self, observed) -> None:
+        """Takes the errors of a batch into account, for the weight of the next one."""
+        if self._watch is not None:
+            self._watch.observe(observed)
 
     def logs(self) -> dict:
         """Returns what `fit` reports in addition to metrics: the weight of ELLE-A."""

@@ -1,11 +1,12 @@
 """The contract of a training objective: what to craft, and which loss to minimise.
 
 A training step of `HEAdversarialModel` goes one way: it calls `craft` for the images to train on,
-`forward` for their losses, takes one gradient, lets the optimizer move the weights, and calls
-`after_update`. An objective file writes `craft` and `forward`. Both are plain functions of their
-arguments, so that a stored adversarial batch can be fed in, and a model need not be compiled. The
-model takes care of gradients, weights, replicas and metrics. Crafting runs the network in inference
-mode unless an objective says otherwise.
+`forward` for their losses, takes one gradient, lets the optimizer move the weights, and tells the
+objective (`after_update`, `observe`), which may keep state of its own. An objective file writes
+`craft` and `forward`. Both are plain functions of their arguments, so that a stored adversarial
+batch can be fed in, and a model need not be compiled. The model takes care of gradients, weights,
+replicas and metrics. Crafting runs the network in inference mode unless an objective says
+otherwise.
 
 The margin of an HE head enters the training loss (`Objective.cross_entropy`). The adversaries see
 the scaled logits without it, as in the released code of the HE paper. There are two exceptions:
@@ -41,11 +42,13 @@ class TrainingPass(NamedTuple):
         losses: shape `(n,)`, to be minimised on average.
         logits: logits of the examples trained on (adversarial where there are any).
         clean_logits: logits of the clean images, where the objective computes them.
+        observed: what `observe` is told after the update of the weights; None for nothing.
     """
 
     losses: Any
     logits: Any = None
     clean_logits: Any = None
+    observed: Any = None
 
 
 class TrainingStep(NamedTuple):
@@ -236,6 +239,13 @@ class Objective(Configurable, Sealed):
             x_adv: what `craft` returned.
             gradient: that of the loss by `x_adv`, with `needs_image_gradient`; else None.
             step: the training step.
+        """
+
+    def observe(self, observed) -> None:
+        """Changes the objective's own state by what `forward` has seen; most have none.
+
+        Args:
+            observed: that of the `TrainingPass`, without gradient; it is never None.
         """
 
     def state_arrays(self) -> dict[str, np.ndarray]:

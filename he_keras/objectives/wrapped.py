@@ -57,6 +57,10 @@ class WrappedObjective(Objective):
         """Computes what the base computes."""
         return self.base.forward_in_step(model, images, labels, x_adv, step, training)
 
+    def observe(self, observed) -> None:
+        """Tells the base."""
+        self.base.observe(observed)
+
     def logs(self) -> dict:
         """Returns what the base reports in addition to metrics."""
         return self.base.logs()
