@@ -18,7 +18,7 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
 from he_keras.balls import seeds_from_content
-from he_keras.cpu.classifier_passes import Passes
+from he_keras.cpu.functions import Passes
 from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.call_context import call_context

@@ -9,7 +9,7 @@ import warnings
 
 import tensorflow as tf
 
-from he_keras.attacks.framework.settings import configuration
+from he_keras.attacks.framework.agreement import configuration
 from he_keras.distribution import keras_repairs
 
 

@@ -151,14 +151,15 @@ class CleverhansIterated(CleverhansFGSM):
                     f"cleverhans's {attack} has no {option}; expected {option}=None; "
                     f"received {option}={value!r}"
                 )
-        if random_start is not None:
-            random_start = checked_start(random_start, allows_gaussian=False)
-        if attack == "madry" and random_start is False:
+        start: Any = random_start
+        if start is not None:
+            start = checked_start(start, allows_gaussian=False)
+        if attack == "madry" and start is False:
             raise ValueError(
                 "cleverhans's madry starts at random; expected random_start=True or a radius; "
                 f"received random_start={random_start!r}"
             )
-        self.random_start = random_start
+        self.random_start = start
         if decay is not None:
             check_number("decay", decay, 0.0)
         self.decay = decay

@@ -22,8 +22,7 @@ Example:
     False
 """
 
-from he_keras.cpu.classifier_passes import batch_function
-from he_keras.cpu.network_functions import inference_function, training_function
+from he_keras.cpu.functions import batch_function, inference_function, training_function
 from he_keras.cpu.switch import TRICKS, disabled, is_enabled, set_enabled
 
 __all__ = [

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from he_keras.attacks.framework.gradients import (
-    Moments,
     adam_step,
     image_gradient,
     usable,
@@ -56,7 +55,7 @@ class Search(NamedTuple):
 
 class _State(NamedTuple):
     x_adv: Any
-    moments: Moments | tuple
+    moments: Any
     best: Best
 
 

@@ -11,8 +11,8 @@ from he_keras.attacks import Victim
 from he_keras.attacks.framework import agreement
 from he_keras.attacks.framework.agreement import agreed, probe, standing_still
 from he_keras.attacks.framework.precision import difference_by_rounding
-from he_keras.cpu import classifier_passes, folded_network
-from he_keras.cpu.classifier_passes import is_trusted
+from he_keras.cpu import folded_network, functions
+from he_keras.cpu.functions import is_trusted
 
 THREAT = he.ThreatModel("linf", 0.05)
 FAULT = "the faster path answers differently from the model (by up to "
@@ -75,7 +75,7 @@ class Coupled(keras.layers.Layer):
 
 
 def test_halves_of_a_batch_are_not_taken_where_they_matter(monkeypatch):
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
     layers = [keras.layers.Flatten(), keras.layers.Dense(4)]
     alone = keras.Sequential([keras.Input(model_zoo.SHAPE), *layers])
     images = model_zoo.images().numpy()
@@ -91,7 +91,7 @@ class Noisy(keras.layers.Layer):
 
 
 def test_a_random_model_is_another_checks_business(monkeypatch):
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
     model = keras.Sequential([keras.Input(model_zoo.SHAPE), Noisy(), keras.layers.Flatten()])
     victim, warnings = agreed(model, model_zoo.images().numpy())
     assert victim.for_many_passes() is victim and warnings == ()

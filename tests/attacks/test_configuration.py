@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.attacks.framework.settings import configuration
+from he_keras.attacks.framework.agreement import configuration
 
 GLOBAL = keras.layers.Dense(2)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from he_keras import cpu
 from he_keras.attacks import Victim
-from he_keras.cpu import classifier_passes
+from he_keras.cpu import functions
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,8 @@ def model():
 
 @pytest.fixture(autouse=True)
 def any_network_is_worth_it(monkeypatch):
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(classifier_passes.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(functions.os, "cpu_count", lambda: 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -72,12 +72,12 @@ def test_each_half_is_a_network_of_its_own(model):
 
 
 def test_only_networks_of_some_size_alone_on_several_cores_are_worth_it(model, monkeypatch):
-    assert classifier_passes.is_worthwhile(model)
-    assert not classifier_passes.is_worthwhile(lambda images: images)
+    assert functions.is_worthwhile(model)
+    assert not functions.is_worthwhile(lambda images: images)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        assert classifier_passes.is_worthwhile(model)
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 100)
-    assert not classifier_passes.is_worthwhile(model)
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(classifier_passes.os, "cpu_count", lambda: 1)
-    assert not classifier_passes.is_worthwhile(model)
+        assert functions.is_worthwhile(model)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 100)
+    assert not functions.is_worthwhile(model)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(functions.os, "cpu_count", lambda: 1)
+    assert not functions.is_worthwhile(model)

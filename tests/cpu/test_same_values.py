@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras import cpu
-from he_keras.cpu import classifier_passes, operations
+from he_keras.cpu import functions, operations
 
 #: oneDNN was seen to corrupt memory in strided 1x1 convolutions of fewer than 16 channels.
 WIDTHS = (16, 32)
@@ -50,8 +50,8 @@ FAST_ATTACKS = ("pgd-K", "fn-pgd-K")
 def every_trick_is_taken(monkeypatch):
     monkeypatch.setattr(operations, "_LARGE_KERNEL", 1)
     monkeypatch.setattr(operations, "_LARGE_GRADIENT", 1)
-    monkeypatch.setattr(classifier_passes, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(classifier_passes.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(functions.os, "cpu_count", lambda: 2)
 
 
 def both_ways(run):

@@ -214,7 +214,7 @@ FAULTS = [
     ),
     (
         "halves of an odd batch repeat the middle image",
-        "cpu/classifier_passes.py",
+        "cpu/functions.py",
         "return tf.concat([first, second[2 * tf.shape(second)[0] - count :]], axis=0)",
         "return tf.concat([first, second], axis=0)",
         "tests/cpu/test_half_batches.py::test_halves_give_what_the_whole_gives[logits-3]",

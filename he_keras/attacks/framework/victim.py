@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from he_keras.attacks.framework.pass_counter import COUNTER
 from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
-from he_keras.cpu.classifier_passes import Passes, faster_passes
+from he_keras.cpu.functions import Passes, faster_passes
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.networks.checks import (

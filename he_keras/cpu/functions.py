@@ -1,24 +1,35 @@
-"""A classifier's passes, faster and with the same values, and whether a model can have them.
+"""The functions that run a network or a classifier faster, with the same values.
 
-One way is two halves of a batch at the same time. TensorFlow runs the operations of one network one
-after the other, and only some of them keep every core busy. Cut in two, a batch gives it two
-independent networks: one computes while the other waits for memory. Logits and gradients are those
-of the whole batch, up to rounding.
+A network has one for inference mode and one for training mode. An attack hands over the three
+functions of a classifier and goes on with those that it gets. One way to make these faster is two
+halves of a batch at the same time. TensorFlow runs the operations of one network one after the
+other, and only some of them keep every core busy. Cut in two, a batch gives it two independent
+networks: one computes while the other waits for memory.
 
-An attack hands over its three functions and goes on with those that it gets. That they answer as
-the model does is checked where an attack begins, see `he_keras.attacks.framework.agreement`. A
-model whose faster functions failed that check runs plainly from then on, everywhere.
+That the faster functions answer as the model does is checked where an attack begins, see
+`he_keras.attacks.framework.agreement`. A model that failed that check runs plainly from then on,
+everywhere.
 """
 
+import contextlib
+import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from he_keras.cpu.switch import applies, is_enabled
+from he_keras.cpu.folded_network import FoldedNetwork
+from he_keras.cpu.operations import (
+    column_convolution,
+    has_product_gradient,
+    is_plain,
+    is_strided_1x1,
+    subsample,
+)
+from he_keras.cpu.switch import applies, is_enabled, runs_on_cpu
 
 #: A network with fewer weights is so small that it costs more to start its operations twice.
 _FEWEST_WEIGHTS = 100_000
@@ -26,6 +37,90 @@ _FEWEST_WEIGHTS = 100_000
 #: Attribute of the layers of a model that runs plainly; it says why. Attacks and models compile
 #: anew where such an attribute has changed.
 _FAULT = "_cpu_fault"
+
+
+def inference_function(network, variables_stand_still: bool = False) -> Callable:
+    """Returns a function from images to what a network computes in inference mode.
+
+    Args:
+        network: any Keras model or layer. Only functional models of Keras's layers and ours run
+            differently from Keras.
+        variables_stand_still: whether the variables keep their values while the function is in
+            use. Then they are read once, now, and have no gradient.
+
+    Example:
+        >>> import he_keras as he, numpy as np
+        >>> network = he.networks.PreActResNet((8, 8, 1), (4, 8), (1, 1))
+        >>> images = np.ones((1, 8, 8, 1), "float32")
+        >>> features = he.cpu.inference_function(network)(images)
+        >>> bool(np.allclose(features, network(images, training=False), atol=1e-5))
+        True
+    """
+    if not _may_differ(network) or not FoldedNetwork.is_supported(network):
+        return functools.partial(network, training=False)
+    folded = FoldedNetwork(network)
+    if not variables_stand_still:
+        return folded
+    if applies("variables_once"):
+        return functools.partial(folded, weights=folded.weights())
+    return lambda images: folded(images, folded.weights())
+
+
+def training_function(network) -> Callable:
+    """Returns a function from images to what a network computes in training mode.
+
+    Keras runs the network. For this pass only, its convolutions compute in another way.
+
+    Args:
+        network: any Keras model or layer.
+    """
+    run = functools.partial(network, training=True)
+    if not _may_differ(network):
+        return run
+
+    def run_with_own_convolutions(images):
+        with _own_convolutions(network):
+            return run(images)
+
+    return run_with_own_convolutions
+
+
+def _may_differ(network) -> bool:
+    return is_enabled() and runs_on_cpu() and is_trusted(network)
+
+
+@contextlib.contextmanager
+def _own_convolutions(network) -> Iterator[None]:
+    """Gives the plain convolutions inside a network another `convolution_op` for a while.
+
+    Keras means this method to be replaced. It is set past Keras's own bookkeeping, which would
+    otherwise look for variables in it.
+    """
+    attribute = "convolution_op"
+    layers = [
+        layer
+        for layer in network._flatten_layers()
+        if type(layer) is keras.layers.Conv2D and is_plain(layer) and attribute not in vars(layer)
+    ]
+    for layer in layers:
+        vars(layer)[attribute] = functools.partial(_convolution, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            # Another replica's thread may have taken it away already.
+            vars(layer).pop(attribute, None)
+
+
+def _convolution(layer: keras.layers.Conv2D, images, kernel):
+    """What the layer's own `convolution_op` returns."""
+    kernel = tf.convert_to_tensor(kernel)
+    if images.dtype == kernel.dtype:
+        if is_strided_1x1(layer) and applies("subsampling"):
+            return tf.nn.conv2d(subsample(images, layer.strides[0]), kernel, 1, "VALID")
+        if has_product_gradient(images.shape[1:3], kernel, layer.strides, layer.padding):
+            return column_convolution(images, kernel, layer.strides[0], layer.padding)
+    return type(layer).convolution_op(layer, images, kernel)
 
 
 class Passes(NamedTuple):
@@ -55,7 +150,7 @@ def faster_passes(passes: Passes, model) -> Passes:
 
     Example:
         >>> import keras
-        >>> from he_keras.cpu.classifier_passes import Passes, faster_passes
+        >>> from he_keras.cpu.functions import Passes, faster_passes
         >>> double = Passes(lambda images: 2 * images, None, None)
         >>> faster_passes(double, double.logits) is double
         True
@@ -123,7 +218,7 @@ def by_halves(function: Callable, images):
 
     Example:
         >>> import tensorflow as tf
-        >>> from he_keras.cpu.classifier_passes import by_halves
+        >>> from he_keras.cpu.functions import by_halves
         >>> double = tf.function(lambda images: by_halves(lambda half: 2 * half, images))
         >>> double(tf.constant([1, 2, 3])).numpy().tolist()
         [2, 4, 6]
