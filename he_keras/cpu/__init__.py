@@ -7,7 +7,9 @@ function with the same values:
 * `training_function(network)` runs it in training mode,
 * `batch_function(function, model)` runs a function of a batch.
 
-Attacks ask for all functions of a classifier at once (`functions.faster_passes`). Each returns the plain function where it cannot help. It cannot if the computation does not run on a
+Attacks ask for all functions of a classifier at once (`functions.faster_passes`).
+
+Each returns the plain function where it cannot help. It cannot if the computation does not run on a
 CPU, if layers of the network are not known here, or if the switch is off. Values and gradients are
 the plain ones, up to rounding. Nothing of this is part of a model: files of models hold Keras's
 layers only.
