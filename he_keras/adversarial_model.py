@@ -18,7 +18,7 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
 from he_keras.balls import seeds_from_content
-from he_keras.cpu.functions import Passes
+from he_keras.cpu.functions import ClassifierPasses
 from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.call_context import call_context
@@ -222,7 +222,7 @@ class HEAdversarialModel(CurrentFunctions):
         """Whether a subclass computes logits in a way of its own."""
         return type(self).call is not HEAdversarialModel.call
 
-    def with_fixed_weights(self) -> Passes | None:
+    def with_fixed_weights(self) -> ClassifierPasses | None:
         """Returns this model's passes with the variables as they are now, to be read once.
 
         They serve the graph in which they were made. A subclass that computes features or logits
@@ -236,7 +236,7 @@ class HEAdversarialModel(CurrentFunctions):
             with call_context(training=False):
                 return self._scaled_logits(features)
 
-        return Passes(
+        return ClassifierPasses(
             lambda images: logits_of_features(features(images)), features, logits_of_features
         )
 

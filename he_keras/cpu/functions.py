@@ -123,7 +123,7 @@ def _convolution(layer: keras.layers.Conv2D, images, kernel):
     return type(layer).convolution_op(layer, images, kernel)
 
 
-class Passes(NamedTuple):
+class ClassifierPasses(NamedTuple):
     """A classifier in inference mode.
 
     Attributes:
@@ -137,7 +137,7 @@ class Passes(NamedTuple):
     logits_of_features: Callable
 
 
-def faster_passes(passes: Passes, model) -> Passes:
+def faster_passes(passes: ClassifierPasses, model) -> ClassifierPasses:
     """Returns functions with the same values that take less time; `passes` where there are none.
 
     They are for many passes while the variables stand still: these may be read once, now. They
@@ -150,8 +150,8 @@ def faster_passes(passes: Passes, model) -> Passes:
 
     Example:
         >>> import keras
-        >>> from he_keras.cpu.functions import Passes, faster_passes
-        >>> double = Passes(lambda images: 2 * images, None, None)
+        >>> from he_keras.cpu.functions import ClassifierPasses, faster_passes
+        >>> double = ClassifierPasses(lambda images: 2 * images, None, None)
         >>> faster_passes(double, double.logits) is double
         True
     """

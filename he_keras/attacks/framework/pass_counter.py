@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from he_keras.attacks.framework.survivors import under_xla
+from he_keras.attacks.framework.rows import under_xla
 
 
 class Passes(NamedTuple):

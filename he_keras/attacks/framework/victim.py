@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from he_keras.attacks.framework.pass_counter import COUNTER
 from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
-from he_keras.cpu.functions import Passes, faster_passes
+from he_keras.cpu.functions import ClassifierPasses, faster_passes
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.networks.checks import (
@@ -61,7 +61,7 @@ class Victim:
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
         self._factor = self.scale / head_scale
         self._body: keras.Model | None = None
-        self._passes = Passes(self._model_logits, self._model_features, self._head_logits)
+        self._passes = ClassifierPasses(self._model_logits, self._model_features, self._head_logits)
         self._is_counted = False
 
     def counted(self) -> "Victim":
