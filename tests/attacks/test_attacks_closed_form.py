@@ -11,9 +11,9 @@ from he_keras.attacks.apgd_targeted import APGDTargeted
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.feature_attack import FeatureAttack
-from he_keras.attacks.framework import survivors
 from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Goal, other_classes
+from he_keras.attacks.framework.rows import iterate
 from he_keras.attacks.gradient_estimation import NES, SPSA
 from he_keras.attacks.multi_targeted import MultiTargeted
 
@@ -184,7 +184,7 @@ def test_an_example_that_has_ended_stays_as_it_is():
         return count + 1, limit
 
     start = tf.zeros_like(limits), limits
-    counts, _ = survivors.iterate(step, start, (), 20, lambda state: state[0] < state[1])
+    counts, _ = iterate(step, start, (), 20, lambda state: state[0] < state[1])
     np.testing.assert_array_equal(counts, np.minimum(limits, 20))
 
 
