@@ -57,7 +57,7 @@ def test_the_report_of_an_evaluation_says_so(wrong_folding):
     report = he.evaluate_robustness(model, (images, labels), THREAT, ["fgsm"], checks=False)
     assert report.clean_accuracy == 1.0
     assert [FAULT in text for text in report.rows[0].warnings] == [True]
-    assert FAULT in str(report)
+    assert FAULT in report.table()
 
 
 def test_a_right_short_cut_is_taken_without_a_word():
