@@ -44,6 +44,7 @@ PRIVATE = (
     "he_keras.benchmarks",
     "he_keras.experiment.catalog",
     "he_keras.programs",
+    "he_keras.reproduction",
     "he_keras.zoo.recipes",
 )
 

@@ -30,10 +30,15 @@ def attacks_page() -> str:
         *_table(_described(he.attacks.Attack), _defaults(he.attacks.Attack)),
     ]
     for name, entry in sorted(_ENTRIES.items()):
+        pattern = f"{name}-K" if entry.budget else name
+        pattern = f"{name}:{entry.argument.upper()}" if entry.argument else pattern
         if inspect.isclass(entry.factory):
-            pattern = f"{name}-K" if entry.budget else name
-            pattern = f"{name}:{entry.argument.upper()}" if entry.argument else pattern
             lines += _section(pattern, entry.factory, he.attacks.Attack)
+        else:
+            lines += [f"## `{pattern}`", "", _summary(entry.factory), ""]
+            for made in _made_by(entry.factory):
+                heading, *rest = _section(made.__name__, made, he.attacks.Attack)
+                lines += [f"#{heading}", *rest]
     return "\n".join(lines)
 
 
@@ -85,6 +90,17 @@ def _schedule_names() -> list[str]:
     """What the docstring of `schedules.get` says about names and options."""
     text = inspect.getdoc(he.schedules.get).partition("The names")[2].partition("Args:")[0]
     return [f"The names{text}".strip()]
+
+
+def _made_by(factory) -> list[type]:
+    """The attacks of the file in which a function chooses between them."""
+    module = inspect.getmodule(factory)
+    found = [each for each in vars(module).values() if inspect.isclass(each)]
+    return [each for each in found if each.__module__ == module.__name__ and not _is_base(each)]
+
+
+def _is_base(kind: type) -> bool:
+    return not issubclass(kind, he.attacks.Attack) or kind.__name__.startswith("_")
 
 
 def _section(pattern: str, made, base) -> list[str]:
