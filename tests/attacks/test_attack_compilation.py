@@ -68,7 +68,8 @@ def graph_size(attack):
     def perturb(batch, targets, seeds):
         return attack.perturb(Victim(linear), batch, targets, seeds)
 
-    graph = tf.function(perturb, input_signature=signature).get_concrete_function().graph
+    function = tf.function(perturb, input_signature=signature, autograph=False)
+    graph = function.get_concrete_function().graph
     definition = graph.as_graph_def()
     inner = sum(len(function.node_def) for function in definition.library.function)
     return len(definition.node) + inner

@@ -107,7 +107,7 @@ def test_networks(name, dtype):
         network = network_of(name, dtype)
         images = tf.constant(drawn((4, *network.input_shape[1:])))
 
-        @tf.function
+        @tf.function(autograph=False)
         def derivatives():
             with tf.GradientTape(persistent=True) as tape:
                 tape.watch(images)

@@ -30,7 +30,7 @@ HEADS = {
 }
 
 
-def examples(count=13):
+def examples(count=8):
     generator = np.random.default_rng(0)
     images = generator.uniform(0.0, 1.0, (count, *SHAPE)).astype(np.float32)
     return images, generator.integers(0, 3, count)
