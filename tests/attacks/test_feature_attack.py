@@ -163,27 +163,10 @@ def test_targets_have_other_labels_and_are_drawn_uniformly():
 
 def test_batches_seeds_and_given_targets():
     model, images, labels = small.functional(), small.images(), small.labels()
-    # What is changed below is not compiled in: one trace serves all.
     attack = FeatureAttack(he.ThreatModel("linf", 0.05), 4, num_targets=3)
-    whole = attack(model, images, labels)
-    held = ~whole.success
-    assert 0 < held.sum() < 24
-    # Past the seal: none of these is compiled in.
-    settings = vars(attack)
-    for settings["batch_size"] in (5, 1):
-        other = attack(model, images, labels)
-        np.testing.assert_allclose(other.x_adv, whole.x_adv, atol=1e-5)
-        np.testing.assert_array_equal(other.backward_passes, whole.backward_passes)
-        np.testing.assert_array_equal(other.forward_passes, whole.forward_passes)
-    settings.update(batch_size=24, num_restarts=3)
-    again = attack(model, images, labels)
-    assert np.all(again.margin[held] <= whole.margin[held])
-    assert np.mean(again.margin[held]) < np.mean(whole.margin[held])
-    settings.update(num_restarts=1, seed=1)
-    other = attack(model, images, labels)
-    assert np.all(np.abs(other.x_adv - whole.x_adv).max(axis=1) > 1e-3)
+    whole = small.check_batches_restarts_and_seeds(attack, model, images, labels)
+    assert 0 < whole.success.sum() < 24
     # A part of the data alone: alike, with the targets of the whole.
-    settings["seed"] = 0
     attack.use_targets(images, labels)
     assert attack.get_config()["target_images"] is None
     given = FeatureAttack(

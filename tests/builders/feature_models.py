@@ -105,3 +105,27 @@ def margins(values, y):
     others = np.array(values, np.float64)
     others[rows, y] = -np.inf
     return values[rows, y] - others.max(axis=1)
+
+
+def check_batches_restarts_and_seeds(attack, *attacked):
+    """What an attack finds, whatever the batch size; restarts only help, seeds differ.
+
+    What is changed here, past the seal, is not compiled in: one trace serves all.
+    """
+    settings, before = vars(attack), {**vars(attack)}
+    whole = attack(*attacked)
+    held = ~whole.success
+    for settings["batch_size"] in (5, 1):
+        other = attack(*attacked)
+        np.testing.assert_allclose(other.x_adv, whole.x_adv, atol=1e-5)
+        np.testing.assert_array_equal(other.backward_passes, whole.backward_passes)
+        np.testing.assert_array_equal(other.forward_passes, whole.forward_passes)
+    settings.update(batch_size=24, num_restarts=3)
+    again = attack(*attacked)
+    assert np.all(again.margin[held] <= whole.margin[held])
+    assert np.mean(again.margin[held]) < np.mean(whole.margin[held]) - 1e-3
+    settings.update(num_restarts=1, seed=1)
+    other = attack(*attacked)
+    assert np.all(np.abs(other.x_adv - whole.x_adv).max(axis=1) > 1e-3)
+    settings["seed"] = before["seed"]
+    return whole
