@@ -19,11 +19,10 @@ import math
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from he_keras.arguments import check_choice, check_flag
 from he_keras.attacks import Attack, Victim, get
 from he_keras.attacks.framework.agreement import standing_still
+from he_keras.attacks.framework.ensemble import parts
 from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.report.robustness_report import (
@@ -33,7 +32,7 @@ from he_keras.evaluation.report.robustness_report import (
     summarize,
     write_report,
 )
-from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns, parts
+from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns
 from he_keras.evaluation.run.cost import (
     Cost,
     CostPart,
@@ -42,7 +41,7 @@ from he_keras.evaluation.run.cost import (
     passes_of_checks,
     peak_memory,
 )
-from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify
+from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify, positions_of
 from he_keras.evaluation.run.fingerprint import for_report, settings_of
 from he_keras.evaluation.run.he_panel import missing_attacks, run_panel
 from he_keras.evaluation.run.identity import claim, probes_of
@@ -238,7 +237,7 @@ def _planned(model, examples: Examples, attacks: list[Attack], mode: str, asked:
 
 def _evaluate(plan: _Plan) -> RobustnessReport:
     scorer = Scorer(plan.model)
-    clean = classify(scorer, plan.examples)
+    clean = classify(scorer, plan.examples, plan.show_progress and not plan.merge)
     sample = plan.examples.first(SAMPLE_SIZE)
     for attack in plan.attacks:
         attack.check_model(plan.model, *sample)
@@ -271,8 +270,7 @@ def _announce(plan: _Plan, clean: Clean, journal: Journal, block_size: int) -> N
         return
     # Images that are wrong from the start cost nothing. All others may hold to the end.
     correct, num_classes = ~clean.scored.wrong, clean.num_classes
-    index, count = plan.shard or (0, 1)
-    own = correct & (np.arange(len(correct)) // block_size % count == index)
+    own = correct[positions_of(len(correct), block_size, plan.shard)]
     attacks = [] if plan.merge else plan.attacks
     asked = int(own.sum()) * sum(attack.most_passes(num_classes) for attack in attacks)
     beside = {}
@@ -323,7 +321,7 @@ def block_size_of(num_examples: int, batch_size: int, image_bytes: int, shard) -
 def _checked_before(plan: _Plan, sample) -> tuple[Check, ...]:
     """Checks model and data; raises a ValueError if any accuracy would be meaningless."""
     images, labels = sample
-    found = preflight(plan.model, images, labels, plan.threat)
+    found = preflight(plan.model, images, labels, plan.threat, show_progress=plan.show_progress)
     failed = {check.name: check for check in found if check.verdict == "fail"}
     for name in _STOPPING:
         if name in failed:
@@ -363,12 +361,15 @@ def _scrutinized(
     found = runs.journal.recall_json(_CHECKS_FILE) if plan.checks != "no" else None
     if found is None and plan.runs_checks:
         images, labels = (column[:_CHECKED_EXAMPLES] for column in sample)
-        curve = epsilon_curve(plan.model, images, labels, plan.threat)
+        curve = epsilon_curve(
+            plan.model, images, labels, plan.threat, show_progress=plan.show_progress
+        )
         # A small block may not have all of them.
         is_done = runs.done[: len(labels)].all()
         flags = {name: flags[: len(labels)] for name, flags in runs.correct.items() if is_done}
+        given = (plan.model, images, labels, plan.threat)
         after = sanity_checks(
-            plan.model, images, labels, plan.threat, curve=curve, still_correct=flags
+            *given, curve=curve, still_correct=flags, show_progress=plan.show_progress
         )
         plain = [dataclasses.asdict(check) for check in (*before, *after)]
         found = {"checks": plain, "epsilon_curve": curve}

@@ -264,7 +264,11 @@ class Training:
             return []
         epochs = self.config.train.epochs
         board = keras.callbacks.TensorBoard(self.folder / "logs", write_graph=False)
-        progress = callbacks.ProgressBar(epochs * self.steps, self.steps, epochs, first_step)
+        held_out = self.datasets.validation
+        tests = 0 if held_out is None else len(self.validation_batches())
+        progress = callbacks.ProgressBar(
+            epochs * self.steps, self.steps, epochs, first_step, validation_steps=tests
+        )
         return [board, progress]
 
     def validation_batches(self):

@@ -30,6 +30,7 @@ ORDER = (
     "files",
     "drawing",
     "interrupts",
+    "status_line",
     "balls",
     "threat",
     "layers",

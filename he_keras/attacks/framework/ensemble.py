@@ -185,6 +185,11 @@ class Ensemble(Attack):
         return super().from_config(config)
 
 
+def parts(attack: Attack) -> tuple[Attack, ...]:
+    """Returns an ensemble's attacks, or the attack itself."""
+    return getattr(attack, "components", (attack,))
+
+
 def _check_components(components: tuple, threat) -> None:
     if not components or not all(isinstance(attack, Attack) for attack in components):
         raise TypeError(

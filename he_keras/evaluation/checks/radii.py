@@ -20,6 +20,7 @@ from he_keras.evaluation.checks.check import (
 )
 from he_keras.evaluation.checks.sample import AttackedSample
 from he_keras.evaluation.statistics import exceeds, fewest_beyond, resolution
+from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel
 
 #: Radii of the curve, in epsilons.
@@ -41,6 +42,7 @@ def epsilon_curve(
     epsilons: Sequence[float] | None = None,
     logit_scale: float | str = "model",
     seed: int = 0,
+    show_progress: bool = False,
 ) -> dict:
     """Measures the accuracy at several radii, each by an attack of its own on every example.
 
@@ -56,6 +58,7 @@ def epsilon_curve(
         epsilons: radii above 0; default 1/4, 1/2, 1, 2, 4 and 8 times epsilon, as far as bounds go.
         logit_scale: see `he_keras.attacks.Victim`.
         seed: seed of the attack.
+        show_progress: show which radius is measured.
 
     Example:
         >>> import he_keras as he, numpy as np, tensorflow as tf
@@ -69,16 +72,25 @@ def epsilon_curve(
     sample = AttackedSample(model, images, labels, threat, logit_scale, seed=seed)
     if epsilons is None:
         epsilons = _default_epsilons(sample, _FACTORS)
-    return measured_curve(sample, attack, _checked_epsilons(epsilons))
+    epsilons = _checked_epsilons(epsilons)
+    with StatusLine("curve over epsilon", show_progress) as line:
+        return measured_curve(sample, attack, epsilons, line)
 
 
-def measured_curve(sample: AttackedSample, attack: str | None, epsilons: Sequence[float]) -> dict:
+def measured_curve(
+    sample: AttackedSample,
+    attack: str | None,
+    epsilons: Sequence[float],
+    line: StatusLine | None = None,
+) -> dict:
     """Returns the curve of `epsilon_curve`, at the given radii, for a sample."""
+    line = line or StatusLine("curve", show=False)
     clean = float((sample.logits.argmax(axis=1) == sample.labels).mean())
     measured = [{"epsilon": 0.0, "accuracy": clean}]
     smaller = regained = np.zeros(len(sample), bool)
     name = attack
-    for epsilon in epsilons:
+    for number, epsilon in enumerate(epsilons):
+        line.count(number, len(epsilons), f"radius {number + 1} of {len(epsilons)}")
         threat = ThreatModel(sample.threat.norm, epsilon, sample.threat.bounds)
         if attack is None:
             built = sample.ascent(threat=threat)
@@ -89,6 +101,7 @@ def measured_curve(sample: AttackedSample, attack: str | None, epsilons: Sequenc
         regained = regained | (smaller & ~broken)
         smaller = smaller | broken
         measured.append({"epsilon": float(epsilon), "accuracy": float(1.0 - broken.mean())})
+    line.count(1, 1, f"{len(epsilons)} radii")
     return {
         "attack": name,
         "num_examples": len(sample),

@@ -26,7 +26,7 @@ Example:
     []
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,10 +35,13 @@ from he_keras.arguments import check_positive_integer
 from he_keras.evaluation.checks import answers, gradients, inputs, planted, radii, scale, strength
 from he_keras.evaluation.checks.check import Check, Outcome, skipped
 from he_keras.evaluation.checks.sample import AttackedSample, CleanSample, Sample
+from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel
 
 #: Bounds the cost of the checks before the attacks.
 _MAX_IMAGES = 128
+#: Passes of an image that take about as long as a check's compilation, on a small network.
+_COMPILING = 10
 
 
 class Row(NamedTuple):
@@ -49,12 +52,14 @@ class Row(NamedTuple):
         when: "before" or "after" the attacks.
         needs: functions of the sample that say why it cannot be decided; nothing if it can.
         function: from the sample to the outcome.
+        passes: of an image that holds out, as counted; what the bar takes for its share.
     """
 
     name: str
     when: str
     needs: tuple[Callable[[Any], str], ...]
     function: Callable[[Any], Outcome]
+    passes: int = 0
 
 
 REPEATABLE = (answers.repeatable_answers,)
@@ -65,23 +70,23 @@ ATTACKABLE = (gradients.an_attackable_model,)
 CHECKS = (
     Row("finite", "before", (), answers.finite),
     Row("logits", "before", (), answers.are_logits),
-    Row("deterministic", "before", (), answers.deterministic),
-    Row("batch-independence", "before", REPEATABLE, answers.batch_independence),
+    Row("deterministic", "before", (), answers.deterministic, 5),
+    Row("batch-independence", "before", REPEATABLE, answers.batch_independence, 4),
     Row("frozen-state", "before", (), answers.frozen_state),
-    Row("differentiable", "before", (), gradients.differentiable),
+    Row("differentiable", "before", (), gradients.differentiable, 4),
     Row("zero-gradients", "before", GRADIENT, gradients.zero_gradients),
-    Row("gradient-direction", "before", GRADIENT + REPEATABLE, gradients.gradient_direction),
-    Row("noisy-loss-surface", "before", (), gradients.noisy_loss_surface),
+    Row("gradient-direction", "before", GRADIENT + REPEATABLE, gradients.gradient_direction, 1),
+    Row("noisy-loss-surface", "before", (), gradients.noisy_loss_surface, 12),
     Row("input-range", "before", (), inputs.input_range),
     Row("epsilon-units", "before", (), inputs.epsilon_units),
-    Row("clean-accuracy", "before", (), inputs.clean_accuracy),
+    Row("clean-accuracy", "before", (), inputs.clean_accuracy, 4),
     Row("label-order", "before", (), inputs.label_order),
     Row("enough-classes", "before", (), answers.enough_classes),
-    Row("iterative-beats-single-step", "after", ATTACKABLE, strength.single_step),
-    Row("more-steps", "after", ATTACKABLE, strength.more_steps),
+    Row("iterative-beats-single-step", "after", ATTACKABLE, strength.single_step, 47),
+    Row("more-steps", "after", ATTACKABLE, strength.more_steps, 83),
     Row("plateaued-loss", "after", ATTACKABLE, strength.plateaued_loss),
-    Row("more-restarts", "after", ATTACKABLE, strength.more_restarts),
-    Row("loss-gap", "after", ATTACKABLE, scale.loss_gap),
+    Row("more-restarts", "after", ATTACKABLE, strength.more_restarts, 85),
+    Row("loss-gap", "after", ATTACKABLE, scale.loss_gap, 170),
     Row("logit-rescale", "after", ATTACKABLE, scale.logit_rescale),
     # From here on, what no gradient attack of the rows above has broken counts.
     Row(
@@ -90,13 +95,13 @@ CHECKS = (
         (*ATTACKABLE, scale.a_cosine_head),
         scale.transfer_without_head,
     ),
-    Row("black-box", "after", (*ATTACKABLE, strength.pictures), strength.black_box),
-    Row("random-noise", "after", ATTACKABLE, strength.random_noise),
+    Row("black-box", "after", (*ATTACKABLE, strength.pictures), strength.black_box, 204),
+    Row("random-noise", "after", ATTACKABLE, strength.random_noise, 100),
     Row("monotone-in-epsilon", "after", ATTACKABLE, radii.monotone_in_epsilon),
-    Row("half-range-attack", "after", ATTACKABLE, radii.half_range_attack),
-    Row("unbounded-attack", "after", ATTACKABLE, radii.unbounded_attack),
-    Row("silent-success", "after", ATTACKABLE, strength.silent_success),
-    Row("planted-adversarial", "after", ATTACKABLE, planted.planted_adversarial),
+    Row("half-range-attack", "after", ATTACKABLE, radii.half_range_attack, 13),
+    Row("unbounded-attack", "after", ATTACKABLE, radii.unbounded_attack, 6),
+    Row("silent-success", "after", ATTACKABLE, strength.silent_success, 10),
+    Row("planted-adversarial", "after", ATTACKABLE, planted.planted_adversarial, 313),
     Row(
         "worst-case-holds",
         "after",
@@ -107,7 +112,12 @@ CHECKS = (
 
 
 def preflight(
-    model, images, labels, threat: ThreatModel, logit_scale: float | str = "model"
+    model,
+    images,
+    labels,
+    threat: ThreatModel,
+    logit_scale: float | str = "model",
+    show_progress: bool = False,
 ) -> tuple[Check, ...]:
     """Checks a model and its data before any attack.
 
@@ -120,6 +130,7 @@ def preflight(
         labels: integer labels.
         threat: the threat model.
         logit_scale: see `he_keras.attacks.Victim`.
+        show_progress: show which check runs.
 
     Example:
         >>> import numpy as np, tensorflow as tf
@@ -131,7 +142,8 @@ def preflight(
         >>> [check.name for check in checks if check.verdict == "fail"]
         ['logits']
     """
-    return _run("before", CleanSample(model, images, labels, threat, logit_scale, _MAX_IMAGES))
+    sample = CleanSample(model, images, labels, threat, logit_scale, _MAX_IMAGES)
+    return _run("before", sample, show_progress)
 
 
 def sanity_checks(
@@ -149,6 +161,7 @@ def sanity_checks(
     seed: int = 0,
     curve: dict | None = None,
     still_correct: Mapping[str, np.ndarray] | None = None,
+    show_progress: bool = False,
 ) -> tuple[Check, ...]:
     """Runs cheap experiments on a sample whose outcome is known if attacks and model are sound.
 
@@ -166,6 +179,7 @@ def sanity_checks(
         seed: seed of all draws.
         curve: result of `epsilon_curve`; None measures one.
         still_correct: flags for the same images that attacks left, by the name of the attack.
+        show_progress: show which check runs.
     """
     check_positive_integer("num_examples", num_examples)
     images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
@@ -183,15 +197,25 @@ def sanity_checks(
         curve=curve,
         still_correct=still_correct,
     )
-    return _run("after", sample)
+    return _run("after", sample, show_progress)
 
 
-def _run(when: str, sample: Sample) -> tuple[Check, ...]:
+def _run(when: str, sample: Sample, show_progress: bool) -> tuple[Check, ...]:
     rows = [row for row in CHECKS if row.when == when]
     # None of all the passes may have changed the model.
     in_order = sorted(rows, key=lambda row: row.function is answers.frozen_state)
-    found = {row.name: run_check(row, sample) for row in in_order}
+    found: dict[str, Check] = {}
+    with StatusLine(f"checks {when} the attacks", show_progress) as line:
+        for number, row in enumerate(in_order):
+            line.count(_work(in_order[:number]), _work(in_order), row.name)
+            found[row.name] = run_check(row, sample)
+        line.count(1, 1, f"{len(rows)} checks")
     return tuple(found[row.name] for row in rows)
+
+
+def _work(rows: Sequence[Row]) -> int:
+    """What some checks take, in passes; each also compiles a little."""
+    return sum(row.passes + _COMPILING for row in rows)
 
 
 def run_check(row: Row, sample: Sample) -> Check:

@@ -4,7 +4,6 @@ Every attack runs on a block before the next block begins. So a partial evaluati
 strong each attack is. What happens in one block depends on no other block.
 """
 
-import contextlib
 import dataclasses
 import time
 from typing import NamedTuple
@@ -13,7 +12,15 @@ import numpy as np
 
 from he_keras.attacks import Attack, Ensemble
 from he_keras.attacks.framework.agreement import agreed
-from he_keras.evaluation.run.examples import Block, Clean, Examples, Scored, Scorer
+from he_keras.attacks.framework.ensemble import parts
+from he_keras.evaluation.run.examples import (
+    Block,
+    Clean,
+    Examples,
+    Scored,
+    Scorer,
+    positions_of,
+)
 from he_keras.evaluation.run.journal import BatchOutcome, Journal
 from he_keras.evaluation.run.progress import Progress
 from he_keras.evaluation.statistics import share_of, wilson_interval
@@ -189,17 +196,29 @@ class AttackRuns:
         self._tallies = [[_Tally(part) for part in parts(attack)] for attack in attacks]
 
     def attack_all(
-        self, examples: Examples, shard, block_size: int, show_progress: bool
+        self,
+        examples: Examples,
+        shard,
+        block_size: int,
+        show_progress: bool,
+        name: str = "attacks",
     ) -> np.ndarray:
-        """Attacks the blocks of a shard, or all; returns the positions of their examples."""
-        count = len(self.labels) // (shard[1] if shard else 1)
+        """Attacks the blocks of a shard, or all; returns the positions of their examples.
+
+        Args:
+            examples: all examples.
+            shard: number of this shard and how many there are; None for the whole.
+            block_size: how many examples are attacked together.
+            show_progress: show how far this has come.
+            name: what the console calls it.
+        """
         positions = [np.zeros(0, int)]
-        progress = Progress(count, self.attacks, self.num_classes, show_progress)
-        with contextlib.closing(progress):
+        num_correct = int(self.clean[positions_of(len(self.clean), block_size, shard)].sum())
+        facts = (self.attacks, self.mode, self.num_classes, num_correct)
+        with Progress(name, *facts, show_progress) as progress:
             for block in examples.blocks(block_size, shard):
                 self._check_order(block)
                 self.attack(block, progress)
-                progress.block_done(self.unbroken[block.positions])
                 positions.append(block.positions)
         return np.concatenate(positions)
 
@@ -210,19 +229,21 @@ class AttackRuns:
                 "without shuffling; received other labels than in the first reading"
             )
 
-    def attack(self, block: Block, progress) -> None:
+    def attack(self, block: Block, progress: Progress) -> None:
         """Runs every attack on one block, and tells `progress` of every batch."""
+        progress.block_begins(int(self.clean[block.positions].sum()))
         self._settle(block)
         for number, attack in enumerate(self.attacks):
             todo = (self.unbroken if self.mode == "survivors" else self.clean)[block.positions]
             alive = todo.copy()
             names = stage_names(number, attack)
             for stage, (part, name) in enumerate(zip(parts(attack), names, strict=True)):
+                progress.stage_begins(number, stage, int(alive.sum()))
                 self._run_stage(number, stage, part, name, block, alive, progress)
             self.correct[attack.name][block.positions] = alive
             self.unbroken[block.positions] &= alive
-            progress.attack_done(attack, len(block.positions))
         self.done[block.positions] = True
+        progress.block_done(self.unbroken[block.positions])
 
     def _settle(self, block: Block) -> None:
         """Takes the verdicts on clean images that were recorded when the block was begun."""
@@ -241,9 +262,10 @@ class AttackRuns:
         rows = np.flatnonzero(alive)
         for batch, first in enumerate(range(0, len(rows), self.batch_size)):
             chosen = rows[first : first + self.batch_size]
-            progress.batch_begins(name)
+            progress.batch_begins(len(chosen), attack.batch_size)
             path = self.journal.path(block.number, name, batch)
             outcome = self.journal.recall(path, block.positions[chosen])
+            is_recorded = outcome is not None
             if outcome is None:
                 outcome = self._attack_batch(attack, block, chosen)
                 self.journal.record(path, outcome)
@@ -251,7 +273,9 @@ class AttackRuns:
             self._tallies[number][stage].add(outcome)
             self._remember(number, outcome, path)
             left = self.unbroken[block.positions] & alive
-            progress.batch_done(attack, len(chosen), left, block)
+            passes = float((outcome.forward_passes + outcome.backward_passes).sum())
+            held = int((~outcome.broken).sum())
+            progress.batch_done(held, passes, is_recorded, int(left.sum()), len(block.labels))
 
     def _attack_batch(self, attack: Attack, block: Block, rows: np.ndarray) -> BatchOutcome:
         images, labels, positions = (
@@ -338,8 +362,3 @@ def stage_names(number: int, attack: Attack) -> list[str]:
     if not isinstance(attack, Ensemble):
         return [name]
     return [f"{name}.{stage:02d}-{part.name}" for stage, part in enumerate(parts(attack))]
-
-
-def parts(attack: Attack) -> tuple[Attack, ...]:
-    """Returns an ensemble's attacks, or the attack itself."""
-    return getattr(attack, "components", (attack,))

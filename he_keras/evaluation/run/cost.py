@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from he_keras.attacks import Attack
-from he_keras.evaluation.run.attack_runs import parts
+from he_keras.attacks.framework.ensemble import parts
 from he_keras.evaluation.run.examples import Scorer
 
 #: Passes of the checks before the attacks, on all images together, and of those after the attacks,

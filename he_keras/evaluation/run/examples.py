@@ -15,6 +15,7 @@ from he_keras.attacks.framework.victim import check_class_numbers, check_logits
 from he_keras.data import ImageDataset, StreamingDataset, eval_pipeline
 from he_keras.data.augmentation import to_unit_float
 from he_keras.data.datasets import class_numbers
+from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel
 
 #: Of digests that depend on images and labels only; earlier ones depended on the batches too.
@@ -119,6 +120,18 @@ class Examples:
         if count:
             images, labels = (np.concatenate(column) for column in zip(*waiting, strict=True))
             yield _block(number, block_size, images, labels)
+
+
+def positions_of(count: int, block_size: int, shard: tuple[int, int] | None) -> np.ndarray:
+    """Returns the positions of a shard's examples among so many; without a shard, all.
+
+    Example:
+        >>> from he_keras.evaluation.run.examples import positions_of
+        >>> positions_of(5, 2, (0, 2)).tolist()
+        [0, 1, 4]
+    """
+    index, shards = shard or (0, 1)
+    return np.flatnonzero(np.arange(count) // block_size % shards == index)
 
 
 def _block(number: int, block_size: int, images, labels) -> Block:
@@ -240,15 +253,19 @@ class DataDigest:
         return PREFIX + hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
-def classify(scorer: Scorer, examples: Examples) -> Clean:
+def classify(scorer: Scorer, examples: Examples, show_progress: bool = False) -> Clean:
     """Scores every clean image; if model and data do not fit, this fails before any attack."""
     digest = DataDigest()
-    labels, scores = [], []
-    for images, some_labels in examples:
-        check_class_numbers(some_labels, scorer.num_classes(images))
-        digest.update(images, some_labels)
-        labels.append(some_labels)
-        scores.append(scorer(images, some_labels))
+    labels, scores, done = [], [], 0
+    total = len(examples) if show_progress else 0
+    with StatusLine("clean images", show_progress) as line:
+        for images, some_labels in examples:
+            check_class_numbers(some_labels, scorer.num_classes(images))
+            digest.update(images, some_labels)
+            labels.append(some_labels)
+            scores.append(scorer(images, some_labels))
+            done += len(some_labels)
+            line.count(done, total, f"{done:,} of {total:,}")
     if not labels:
         raise ValueError("No examples; expected at least one; received 0")
     scored = Scored(*(np.concatenate(column) for column in zip(*scores, strict=True)))

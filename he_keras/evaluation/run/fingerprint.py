@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from he_keras.attacks import Attack
-from he_keras.evaluation.run.attack_runs import parts, stage_names
+from he_keras.attacks.framework.ensemble import parts
+from he_keras.evaluation.run.attack_runs import stage_names
 from he_keras.evaluation.run.differences import brief
 from he_keras.evaluation.run.examples import Clean
 from he_keras.threat import ThreatModel

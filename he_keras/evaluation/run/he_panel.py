@@ -68,7 +68,8 @@ def run_panel(whole: AttackRuns, clean: Clean, images, labels, folder, show_prog
     journal = Journal(folder / "he-panel" if folder else None, whole.journal.plan)
     few = clean.first(count)
     panel = AttackRuns(rest, whole.model, whole.scorer, few, "individual", size, journal)
-    panel.attack_all(Examples(threat, (images, labels), size), None, count, show_progress)
+    few_examples = Examples(threat, (images, labels), size)
+    panel.attack_all(few_examples, None, count, show_progress, "panel")
     rows = []
     for attack, meaning in zip(attacks, MEANINGS, strict=True):
         runs = panel if attack in rest else whole
