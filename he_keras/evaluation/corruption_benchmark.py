@@ -34,6 +34,7 @@ from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
 from he_keras.evaluation.run.differences import brief
 from he_keras.evaluation.run.examples import DataDigest, Examples
 from he_keras.evaluation.run.fingerprint import model_facts
+from he_keras.status_line import StatusLine
 from he_keras.threat import UNIT_BOUNDS, ThreatModel, bounds_of, from_unit
 
 #: AlexNet's mean errors on ImageNet-C over the severities (the paper's code): divisors of the mCE.
@@ -210,10 +211,17 @@ def evaluate_corruptions(
         batches = _stored(files, keys, checked, num_examples, batch_size)
         text = files.description
     bounds = bounds_of(model, bounds)
-    counts, data = _count(model, bounds, batches, show_progress)
+    sets = len(keys), _num_images(keys, checked, num_examples) if show_progress else 0
+    counts, data = _count(model, bounds, batches, sets, show_progress)
     data = data if num_examples is None and bounds == UNIT_BOUNDS else None
     facts = {"bounds": bounds, "seed": int(seed), "model": brief(model_facts(model)), "data": data}
     return _report(counts, keys, source=text, baseline_errors=baseline, **facts)
+
+
+def _num_images(keys: list[Key], examples: Examples | None, num_examples: int | None) -> int:
+    """Returns how many images there are in all sets; 0 where only the files know."""
+    known = 0 if examples is None else len(examples)
+    return min(num_examples or known, known) * (1 + len(keys))
 
 
 def _report(counts: dict, keys: list[Key], **facts) -> CorruptionReport:
@@ -363,11 +371,22 @@ def _stored(
             yield (name, severity), np.asarray(images[rows]), labels[rows]
 
 
-def _count(model, bounds, batches, show_progress: bool) -> tuple[dict, str | None]:
-    """Returns how many of each set were right, and of how many; and a digest of clean images."""
+def _count(
+    model, bounds, batches, sets: tuple[int, int], show_progress: bool
+) -> tuple[dict, str | None]:
+    """Returns how many of each set were right, and of how many; and a digest of clean images.
+
+    Args:
+        model: the model.
+        bounds: of the images that it takes.
+        batches: of images, with the set that they belong to.
+        sets: how many sets there are, and how many images in all; 0 where nobody knows.
+        show_progress: show a progress bar.
+    """
+    num_sets, total = sets
     victim, predict, num_classes = Victim(model), None, 0
     counts: dict[Key, tuple[int, int]] = {}
-    bar, digest = _progress_bar(show_progress), DataDigest()
+    digest, line, done = DataDigest(), StatusLine("corruptions", show_progress), 0
     for key, images, labels in batches:
         if images.dtype == np.uint8:
             images = images.astype(np.float32) / np.float32(255.0)
@@ -381,9 +400,11 @@ def _count(model, bounds, batches, show_progress: bool) -> tuple[dict, str | Non
         correct = predict(tf.constant(images), tf.constant(labels, tf.int32)).numpy()
         right, total = counts.get(key, (0, 0))
         counts[key] = right + int(correct.sum()), total + len(labels)
-        bar.set_postfix_str(" ".join(map(str, key)), refresh=False)
-        bar.update(len(labels))
-    bar.close()
+        done += len(labels)
+        # Files are read one after the other, and tell their size when they are read.
+        place = (done, total) if total else (len(counts), num_sets + 1)
+        line.count(*place, " ".join(map(str, key)))
+    line.close()
     if not counts:
         raise ValueError("No examples; expected at least one; received 0")
     return counts, digest.text() if _CLEAN in counts else None
@@ -397,10 +418,3 @@ def _compiled(victim: Victim, image_shape):
             tf.TensorSpec([None], tf.int32),
         ],
     )
-
-
-def _progress_bar(show: bool):
-    from tqdm import tqdm
-
-    options = {"dynamic_ncols": True, "mininterval": 1.0, "disable": not show}
-    return tqdm(desc="corruptions", unit="image", **options)

@@ -42,6 +42,7 @@ from he_keras.evaluation.robustness import resolve_attacks
 from he_keras.evaluation.run.attack_runs import SAMPLE_SIZE, parts
 from he_keras.evaluation.run.examples import Examples, Scorer, classify
 from he_keras.files import make_writable, write_json
+from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel, check_threat
 
 SCHEMA_VERSION = 1
@@ -175,20 +176,18 @@ class _Runs:
     """Crafts and scores, batch by batch."""
 
     def __init__(self, models, scorers, examples: Examples, total: int, show: bool) -> None:
-        from tqdm import tqdm
-
         self._models = models
         self._scorers = scorers
         self._examples = examples
-        self._bar = tqdm(
-            total=total, unit="image", disable=not show, dynamic_ncols=True, mininterval=1.0
-        )
+        self._line = StatusLine("transfer", show)
+        self._total, self._done, self._text = total, 0, ""
 
     def matrix(self, attack: Attack, names) -> tuple[tuple[float, ...], ...]:
         """One row of accuracies for each model that the images are crafted for."""
         rows = []
         for name, model in zip(names, self._models, strict=True):
-            self._bar.set_description(f"{attack.name} on {name}", refresh=False)
+            self._text = f"{attack.name} on {name}"
+            self._line.count(self._done, self._total, self._text)
             rows.append(self._row(attack, model))
         return tuple(rows)
 
@@ -200,14 +199,15 @@ class _Runs:
             for target, scorer in enumerate(self._scorers):
                 num_correct[target] += int((~scorer(result.x_adv, block.labels).wrong).sum())
             count += len(block.labels)
-            self._bar.update(len(block.labels))
+            self._done += len(block.labels)
+            self._line.count(self._done, self._total, self._text)
         return tuple(float(share) for share in num_correct / count)
 
     def __enter__(self) -> "_Runs":
         return self
 
     def __exit__(self, *_) -> None:
-        self._bar.close()
+        self._line.close()
 
 
 def _checked_models(models) -> tuple[tuple[str, ...], list]:

@@ -10,6 +10,7 @@ from callback_models import IMAGES, LABELS, make_model
 
 import he_keras as he
 from he_keras import callbacks
+from he_keras.callbacks import progress
 
 
 def read_rows(path):
@@ -220,14 +221,38 @@ def test_stop_on_nan_stops_fit_in_the_first_bad_batch():
 def test_progress_bar_counts_the_whole_run(capsys):
     bar = callbacks.ProgressBar(total_steps=12, steps_per_epoch=4, epochs=3, first_step=4)
     for batch in range(4):
+        bar.on_train_batch_begin(batch)
         bar.on_train_batch_end(batch, {"loss": 1.25, "accuracy": 0.5})
     bar.on_epoch_end(1, {"loss": 1.25, "val_accuracy": 0.75, "val_robust_accuracy": 0.25})
+    bar.on_train_batch_begin(0)
     bar.on_train_batch_end(0, {"loss": 1.0})
     bar.close()
     out, err = capsys.readouterr()
     assert out == "epoch 2/3: loss 1.2500  val_accuracy 0.7500  val_robust_accuracy 0.2500\n"
-    last = err.replace("\r", "\n").strip().splitlines()[-1]
-    assert "9/12" in last
-    assert "loss=1" in last and "val_accuracy=0.75" in last and "val_robust_accuracy=0.25" in last
-    # Elapsed time and time left.
-    assert "<" in last.partition("[")[2]
+    values = "loss=1, val_accuracy=0.75, val_robust_accuracy=0.25"
+    assert err == f"training 75%, 0:00 gone, epoch 3/3, batch 9/12, {values}\n"
+
+
+def test_progress_bar_counts_validations_in_the_time_that_is_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    shown = []
+    monkeypatch.setattr(progress.StatusLine, "update", lambda self, *state: shown.append(state))
+    bar = callbacks.ProgressBar(total_steps=8, steps_per_epoch=4, epochs=2, validation_steps=2)
+
+    def run(begin, end, seconds):
+        begin(0)
+        now[0] += seconds
+        end(0)
+
+    # The first batch compiles for a minute, which says nothing of the others.
+    for seconds in (60, 3, 3, 3):
+        run(bar.on_train_batch_begin, bar.on_train_batch_end, seconds)
+    assert shown[-1] == (0.5, "epoch 2/2, batch 4/8", 4 * 3.0)
+    bar.on_test_begin()
+    run(bar.on_test_batch_begin, bar.on_test_batch_end, 10)
+    assert shown[-1] == (0.5, "epoch 1/2, validation 2/2", 4 * 3.0 + 3 * 10)
+    bar.on_test_batch_begin(1)
+    now[0] += 5
+    run(lambda batch: None, bar.on_test_batch_end, 0)
+    assert shown[-1] == (0.5, "epoch 2/2, batch 4/8", 4 * 3.0 + 2 * 5)

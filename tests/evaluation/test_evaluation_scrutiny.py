@@ -158,7 +158,7 @@ def test_the_panel_takes_over_what_was_run_on_every_example(cosine, monkeypatch)
     monkeypatch.setattr(he_panel, "panel_attacks", lambda threat, batch_size: [first, second])
     monkeypatch.setattr(he_panel, "MEANINGS", ("one", "two"))
     monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: ())
-    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_: None)
+    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_, **__: None)
     report = evaluate(cosine, attacks=[first], mode="individual")
     accuracies = [row["robust_accuracy"] for row in report.he_panel["rows"]]
     both = evaluate(cosine, attacks=[first, second], mode="individual", checks=False)
@@ -172,9 +172,9 @@ def without_work(monkeypatch, attacks):
     monkeypatch.setattr(he_panel, "panel_attacks", lambda threat, batch_size: attacks)
     monkeypatch.setattr(he_panel, "MEANINGS", ["some"] * len(attacks))
     found = (Check("some", "after", "pass", "", ""),)
-    monkeypatch.setattr(robustness, "preflight", lambda *_: ())
+    monkeypatch.setattr(robustness, "preflight", lambda *_, **__: ())
     monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: found)
-    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_: None)
+    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("checks", [True, False])

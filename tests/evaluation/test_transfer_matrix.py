@@ -192,7 +192,7 @@ def test_progress_is_shown_if_asked_for(capsys):
     assert capsys.readouterr().err == ""
     transfer_matrix(pair(), examples(), THREAT, ["fgsm"], show_progress=True)
     shown = capsys.readouterr().err
-    assert "fgsm on second" in shown and "120/120" in shown
+    assert shown.startswith("transfer 100%") and shown.endswith("fgsm on second\n")
 
 
 def three_classes(batch):

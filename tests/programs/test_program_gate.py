@@ -57,9 +57,9 @@ def test_checks_can_close_the_gate(run, files, baseline, tmp_path, monkeypatch):
     from he_keras.evaluation.checks.check import Check
 
     failed = Check("planted", "after", "fail", "3", "Look at it.")
-    monkeypatch.setattr(robustness, "preflight", lambda *_: (failed,))
+    monkeypatch.setattr(robustness, "preflight", lambda *_, **__: (failed,))
     monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: ())
-    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_: None)
+    monkeypatch.setattr(robustness, "epsilon_curve", lambda *_, **__: None)
     more = ("--attacks=fgsm", "--epsilon=0.06", f"--output_dir={tmp_path / 'gate'}")
     code, out, err = run("gate", *flags(files, *more), "--min_worst_case=0.01", "--checks")
     assert code == 1, err

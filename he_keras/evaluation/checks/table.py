@@ -183,20 +183,10 @@ def sanity_checks(
     """
     check_positive_integer("num_examples", num_examples)
     images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
-    sample = AttackedSample(
-        model,
-        images,
-        labels,
-        threat,
-        logit_scale,
-        num_steps=num_steps,
-        num_queries=num_queries,
-        num_points=num_points,
-        num_planted=num_planted,
-        seed=seed,
-        curve=curve,
-        still_correct=still_correct,
-    )
+    budget = {"num_steps": num_steps, "num_queries": num_queries, "num_points": num_points}
+    known = {"curve": curve, "still_correct": still_correct, "seed": seed}
+    given = (model, images, labels, threat, logit_scale)
+    sample = AttackedSample(*given, num_planted=num_planted, **budget, **known)
     return _run("after", sample, show_progress)
 
 
