@@ -183,10 +183,10 @@ def sanity_checks(
     """
     check_positive_integer("num_examples", num_examples)
     images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
-    budget = {"num_steps": num_steps, "num_queries": num_queries, "num_points": num_points}
-    known = {"curve": curve, "still_correct": still_correct, "seed": seed}
-    given = (model, images, labels, threat, logit_scale)
-    sample = AttackedSample(*given, num_planted=num_planted, **budget, **known)
+    options: dict[str, Any] = {"num_steps": num_steps, "num_queries": num_queries, "seed": seed}
+    options |= {"num_points": num_points, "num_planted": num_planted}
+    options |= {"curve": curve, "still_correct": still_correct}
+    sample = AttackedSample(model, images, labels, threat, logit_scale, **options)
     return _run("after", sample, show_progress)
 
 
