@@ -196,7 +196,7 @@ def evaluate_corruptions(
         data_dir: folder of prepared TFDS data sets.
         baseline_errors: a baseline's, for the mCE: `ALEXNET_ERRORS`, or one for each severity.
         show_progress: show a progress bar.
-        bounds: of the images that the model takes; default: what it was trained on, else [0, 1].
+        bounds: of the model's images; default: what it was trained on, else [0, 1].
     """
     keys = _check_chosen(corruptions, severities)
     check_positive_integer("batch_size", batch_size)
@@ -208,8 +208,7 @@ def evaluate_corruptions(
         batches, text = _generated(checked, num_examples, corrupt), corrupt.description
     else:
         files = _open_files(source, keys, data_dir)
-        batches = _stored(files, keys, checked, num_examples, batch_size)
-        text = files.description
+        batches, text = _stored(files, keys, checked, num_examples, batch_size), files.description
     bounds = bounds_of(model, bounds)
     sets = len(keys), _num_images(keys, checked, num_examples) if show_progress else 0
     counts, data = _count(model, bounds, batches, sets, show_progress)
