@@ -133,7 +133,9 @@ class Measuring:
         name = wanted.name
         if wanted.crafted_for and self.crafting is not None:
             name = f"{name}:{self.crafting(wanted.crafted_for).model_file()}"
-        options = {"batch_size": self.batch_size, **dict(wanted.options)}
+        # An evaluation tells attacks apart by their names.
+        own_name = wanted.key().removeprefix("attack/").replace("/", ", ")
+        options = {"batch_size": self.batch_size, **dict(wanted.options), "name": own_name}
         return attacks.get(name, threat, **options), None
 
     def _evaluate(self, threat: ThreatModel, count: int, text: str | None, members) -> None:

@@ -133,6 +133,15 @@ def test_smoke_shrinks_attacks_and_cpu_takes_fewer_images():
     assert scales.sized(attack, "paper") is attack
 
 
+def test_attacks_with_settings_of_their_own_have_names_of_their_own():
+    config = scales.configuration(Model("mnist_pas_linf_03_cosine"), "paper")
+    measuring = Measuring(Run(None, config), "paper")
+    row = cells.cells_of("pas_mnist_challenge", ["PAS model"])
+    found = [measuring.attack_of(cell.measurements[0])[0] for cell in row]
+    assert [attack.num_restarts for attack in found] == [1, 50]
+    assert len({attack.name for attack in found}) == 2
+
+
 def test_a_cost_is_passes_times_operations(tmp_path, monkeypatch):
     monkeypatch.setattr(costs.cost, "multiply_adds", lambda *args, **options: 1000)
     runs = Runs(tmp_path, "paper")
