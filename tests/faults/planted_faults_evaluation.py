@@ -257,4 +257,25 @@ FAULTS = [
         "tests/evaluation/test_evaluation_shards.py::"
         "test_another_function_with_the_same_verdicts_does_not_hold[scale]",
     ),
+    (
+        "the gate opens while it is undecided",
+        "evaluation/gate/verdicts.py",
+        "outcome = PASS if high <= limit",
+        "outcome = PASS if low <= limit",
+        "tests/evaluation/test_gate.py::test_the_outcome_of_a_loss",
+    ),
+    (
+        "the gate compares the end of the interval with the limit",
+        "evaluation/gate/verdicts.py",
+        "PASS if accuracy >= limit else FAIL",
+        "PASS if high >= limit else FAIL",
+        "tests/evaluation/test_gate.py::test_the_worst_case_itself_is_compared",
+    ),
+    (
+        "the gate attacks with other settings than the baseline's",
+        "evaluation/gate/baseline.py",
+        "return kind.from_config(settings)",
+        'return get(row["name"], self.threat)',
+        "tests/evaluation/test_gate.py::test_an_equal_model_passes_and_a_weaker_one_does_not",
+    ),
 ]
