@@ -189,7 +189,7 @@ def difference_text(mean: float, interval: Sequence[float] | None, chance: float
     """A difference of accuracies, its interval and its p-value, as text.
 
     Example:
-        >>> from he_keras.evaluation.comparison import difference_text
+        >>> from he_keras.evaluation.report.comparison_report import difference_text
         >>> difference_text(0.02, (-0.01, 0.05), 0.21)
         '+2.00 points, 95 % interval -1.00 to +5.00, p = 0.21'
     """
