@@ -25,6 +25,8 @@ import he_keras as he
 from he_keras.attacks import PGD
 from he_keras.model_files import SavedClassifier, load_classifier, load_keras_file
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 IMAGES = tf.TensorSpec([None, 2, 2, 3], tf.float32)
 
 
