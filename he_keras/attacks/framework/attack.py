@@ -328,7 +328,7 @@ class Attack(Configurable, Sealed):
         return call
 
     def _trace(self, victim: Victim) -> None:
-        batch_function = functools.partial(self._attack_batch, victim)
+        batch_function = functools.partial(self._attack_batch, victim.counted())
         if self.runs_in_graph:
             needed = self._needs_autograph(victim)
             batch_function = tf.function(batch_function, autograph=needed)
@@ -374,7 +374,7 @@ class Attack(Configurable, Sealed):
 
     def _attack_batch(self, victim: Victim, images, goal: Goal, seeds) -> dict[str, Any]:
         """Attacks one batch inside the graph: clean check, attack, scoring."""
-        victim = victim.for_many_passes().counted()
+        victim = victim.for_many_passes()
         clean = goal.score(victim.logits(images))
         rows = tf.range(tf.shape(images)[0])
         if self.stop_when_broken or self.minimum_norm:

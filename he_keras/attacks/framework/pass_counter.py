@@ -44,6 +44,10 @@ class PassCounter:
         self._count: tf.Variable | None = None
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Makes the variable; a compiled function that had to make it would be traced twice."""
+        self._variable()
+
     def watched(self, outputs):
         """Returns what a network answers, and counts whenever it is computed or differentiated.
 

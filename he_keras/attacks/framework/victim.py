@@ -66,6 +66,7 @@ class Victim:
 
     def counted(self) -> "Victim":
         """Returns a victim whose passes are counted, see `pass_counter`."""
+        COUNTER.prepare()
         counted = copy.copy(self)
         counted._is_counted = True
         return counted
