@@ -151,16 +151,16 @@ class CleverhansIterated(CleverhansFGSM):
                     f"cleverhans's {attack} has no {option}; expected {option}=None; "
                     f"received {option}={value!r}"
                 )
-        start: Any = random_start
-        if start is not None:
-            start = checked_start(start, allows_gaussian=False)
+        start: Any = attack == "madry" if random_start is None else random_start
+        start = checked_start(start, allows_gaussian=False)
         if attack == "madry" and start is False:
             raise ValueError(
                 "cleverhans's madry starts at random; expected random_start=True or a radius; "
                 f"received random_start={random_start!r}"
             )
         self.random_start = start
-        if decay is not None:
+        if attack == "mim":
+            decay = 1.0 if decay is None else decay
             check_number("decay", decay, 0.0)
         self.decay = decay
 
@@ -169,11 +169,10 @@ class CleverhansIterated(CleverhansFGSM):
         if self.decay is not None:
             settings["decay_factor"] = self.decay
         if self.attack == "pgd":
-            settings["rand_init"] = bool(self.random_start)
-        if isinstance(self.random_start, float):
-            settings["rand_minmax"] = self.random_start
-        elif self.random_start or self.attack == "madry":
-            settings["rand_minmax"] = self.threat.epsilon
+            settings["rand_init"] = self.random_start is not False
+        if self.random_start is not False:
+            radius = self.threat.epsilon if self.random_start is True else self.random_start
+            settings["rand_minmax"] = radius
         return settings
 
 

@@ -1,5 +1,6 @@
 """SPSA and NES: the estimate in closed form, the loop, and the rates of the reference tools."""
 
+import collections
 import functools
 
 import golden_models
@@ -182,7 +183,10 @@ def test_never_more_images_at_a_time_than_promised():
         sizes.clear()
         attack = SPSA(THREAT, 1, num_samples=num_samples, stop_when_broken=False, keep="last")
         result = attack(watched, images(), labels())
-        assert set(sizes[2:-1]) == expected
+        # Beside the probe, the examples pass once before the attack and once at its end. TensorFlow
+        # may run the first of these passes later.
+        passes = collections.Counter(sizes[1:]) - collections.Counter({len(images()): 2})
+        assert set(passes) == expected
         assert sum(sizes[1:]) == result.forward_passes.sum()
 
 
