@@ -58,6 +58,7 @@ def test_the_report_of_an_evaluation_says_so(wrong_folding):
     assert report.clean_accuracy == 1.0
     assert [FAULT in text for text in report.rows[0].warnings] == [True]
     assert FAULT in report.table()
+    assert "WARNINGS (fgsm)" in repr(report) and len(repr(report).splitlines()) <= 5
 
 
 def test_a_right_short_cut_is_taken_without_a_word():

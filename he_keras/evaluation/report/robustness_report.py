@@ -154,13 +154,14 @@ class RobustnessReport:
     def __repr__(self) -> str:
         attacks = [f"{row.name} {row.robust_accuracy:.2%}" for row in self.rows]
         rest = f" and {len(attacks) - _SHOWN_ATTACKS} more" if len(attacks) > _SHOWN_ATTACKS else ""
+        warned = ", ".join(row.name for row in self.rows if row.warnings)
         lines = [
             f"<RobustnessReport; {self._subject()}",
             f" clean {self.clean_accuracy:.2%}, worst case {self.worst_case:.2%}, "
             f"95 % interval {self._interval()}",
             f" {', '.join(attacks[:_SHOWN_ATTACKS])}{rest}",
             f" {checks_in_short(self.checks)}",
-            " all of it: print(report.table())>",
+            f" {f'WARNINGS ({warned}); ' if warned else ''}all of it: print(report.table())>",
         ]
         return "\n".join(lines)
 
