@@ -37,6 +37,7 @@ class StatusLine:
         show: False shows nothing.
         stream: where to; None for the standard error.
         clock: seconds, for tests.
+        last_line: whether a log also gets the last state. Work of a moment needs none.
 
     Example:
         >>> import sys
@@ -48,9 +49,15 @@ class StatusLine:
     """
 
     def __init__(
-        self, name: str, show: bool = True, stream=None, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        show: bool = True,
+        stream=None,
+        clock: Callable[[], float] = time.monotonic,
+        last_line: bool = True,
     ) -> None:
         self.name = name
+        self._last_line = last_line
         self._stream = stream or sys.stderr
         self._clock = clock
         self._began = clock()
@@ -100,7 +107,9 @@ class StatusLine:
     def __enter__(self) -> "StatusLine":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, error, *_) -> None:
+        # In a log, an error is told in one line of its own.
+        self._last_line = self._last_line and error is None
         self.close()
 
     def say(self, line: str) -> None:
@@ -130,7 +139,7 @@ class StatusLine:
     def close(self) -> None:
         """Shows the last state and leaves it there."""
         with self._lock:
-            if self._is_shown:
+            if self._is_shown and (self._bar is not None or self._last_line):
                 self._draw(None)
             if self._bar is not None:
                 self._bar.close()

@@ -1,6 +1,9 @@
 """The line that shows progress, in a terminal and in a file."""
 
 import io
+import threading
+
+import pytest
 
 from he_keras.status_line import StatusLine, Ticker, clock_text
 
@@ -79,7 +82,16 @@ def test_a_ticker_ends_with_its_block():
     calls = []
     with Ticker(lambda: calls.append(1), is_on=False):
         pass
-    ticker = Ticker(lambda: calls.append(1))
-    with ticker:
-        pass
-    assert not ticker._thread.is_alive()
+    before = threading.active_count()
+    with Ticker(lambda: calls.append(1)):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+def test_an_error_and_work_of_a_moment_leave_no_line_in_a_log():
+    stream = io.StringIO()
+    with StatusLine("work", stream=stream, last_line=False) as line:
+        line.count(1, 1, "done")
+    with pytest.raises(ValueError), StatusLine("work", stream=stream) as line:
+        raise ValueError
+    assert stream.getvalue() == ""

@@ -258,7 +258,7 @@ def classify(scorer: Scorer, examples: Examples, show_progress: bool = False) ->
     digest = DataDigest()
     labels, scores, done = [], [], 0
     total = len(examples) if show_progress else 0
-    with StatusLine("clean images", show_progress) as line:
+    with StatusLine("clean images", show_progress, last_line=False) as line:
         for images, some_labels in examples:
             check_class_numbers(some_labels, scorer.num_classes(images))
             digest.update(images, some_labels)
