@@ -1,12 +1,12 @@
 """The contract of a training objective: what to craft, and which loss to minimise.
 
 A training step of `HEAdversarialModel` goes one way: it calls `craft` for the images to train on,
-`forward` for their losses, takes one gradient, lets the optimizer move the weights, and tells the
-objective (`after_update`, `observe`), which may keep state of its own. An objective file writes
-`craft` and `forward`. Both are plain functions of their arguments, so that a stored adversarial
-batch can be fed in, and a model need not be compiled. The model takes care of gradients, weights,
-replicas and metrics. Crafting runs the network in inference mode unless an objective says
-otherwise.
+`forward` for their losses, takes one gradient, and lets the optimizer move the weights. Then it
+tells the objective (`after_update`, `observe`), which may keep state of its own. An objective file
+writes `craft` and `forward`. Both are plain functions of their arguments, so that a stored
+adversarial batch can be fed in, and a model need not be compiled. The model takes care of
+gradients, weights, replicas and metrics. Crafting runs the network in inference mode unless an
+objective says otherwise.
 
 The margin of an HE head enters the training loss (`Objective.cross_entropy`). The adversaries see
 the scaled logits without it, as in the released code of the HE paper. There are two exceptions:
