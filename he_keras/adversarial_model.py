@@ -13,12 +13,10 @@ import tensorflow as tf
 from he_keras import cpu, losses
 from he_keras.arguments import check_seed, check_takes
 from he_keras.attacks.framework.attack import Attack
-from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import Victim, check_values
 from he_keras.attacks.registry import for_evaluation
 from he_keras.balls import seeds_from_content
-from he_keras.cpu.functions import ClassifierPasses
 from he_keras.current_functions import CurrentFunctions
 from he_keras.distribution import keras_repairs, replicas
 from he_keras.layers.call_context import call_context
@@ -40,6 +38,7 @@ from he_keras.objectives import (
     training_batch,
 )
 from he_keras.objectives.objective import weighted
+from he_keras.precision import at_least_float32
 from he_keras.threat import UNIT_BOUNDS
 
 _STATE_PREFIX = "objective_"
@@ -214,15 +213,14 @@ class HEAdversarialModel(CurrentFunctions):
 
     def plain_logits(self, images):
         """Returns the scaled logits in inference mode as Keras computes them."""
-        with cpu.disabled():
-            return self(images, training=False)
+        return cpu.plainly(functools.partial(self, training=False), images)
 
     @property
     def has_own_call(self) -> bool:
         """Whether a subclass computes logits in a way of its own."""
         return type(self).call is not HEAdversarialModel.call
 
-    def with_fixed_weights(self) -> ClassifierPasses | None:
+    def with_fixed_weights(self) -> cpu.ClassifierPasses | None:
         """Returns this model's passes with the variables as they are now, to be read once.
 
         They serve the graph in which they were made. A subclass that computes features or logits
@@ -236,7 +234,7 @@ class HEAdversarialModel(CurrentFunctions):
             with call_context(training=False):
                 return self._scaled_logits(features)
 
-        return ClassifierPasses(
+        return cpu.ClassifierPasses(
             lambda images: logits_of_features(features(images)), features, logits_of_features
         )
 

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.attacks.framework.victim import check_not_probabilities
 from he_keras.model_files import load_classifier
+from he_keras.precision import at_least_float32
 from he_keras.threat import ThreatModel, bounds_of, trained_threat
 
 

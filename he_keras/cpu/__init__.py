@@ -7,7 +7,8 @@ function with the same values:
 * `training_function(network)` runs it in training mode,
 * `batch_function(function, model)` runs a function of a batch.
 
-Attacks ask for all functions of a classifier at once (`functions.faster_passes`).
+Attacks ask for all functions of a classifier at once (`faster_passes`), and have them compared with
+Keras's own on a few images (`compare`, `plainly`, `warnings_about`).
 
 Each returns the plain function where it cannot help. It cannot if the computation does not run on a
 CPU, if layers of the network are not known here, or if the switch is off. Values and gradients are
@@ -24,15 +25,28 @@ Example:
     False
 """
 
-from he_keras.cpu.functions import batch_function, inference_function, training_function
-from he_keras.cpu.switch import TRICKS, disabled, is_enabled, set_enabled
+from he_keras.cpu.comparison import compare, plainly, warnings_about
+from he_keras.cpu.functions import (
+    ClassifierPasses,
+    batch_function,
+    faster_passes,
+    inference_function,
+    training_function,
+)
+from he_keras.cpu.switch import TRICKS, disabled, in_use, is_enabled, set_enabled
 
 __all__ = [
     "TRICKS",
+    "ClassifierPasses",
     "batch_function",
+    "compare",
     "disabled",
+    "faster_passes",
+    "in_use",
     "inference_function",
     "is_enabled",
+    "plainly",
     "set_enabled",
     "training_function",
+    "warnings_about",
 ]

@@ -7,8 +7,7 @@ other, and only some of them keep every core busy. Cut in two, a batch gives it 
 networks: one computes while the other waits for memory.
 
 That the faster functions answer as the model does is checked where an attack begins, see
-`he_keras.attacks.framework.agreement`. A model that failed that check runs plainly from then on,
-everywhere.
+`comparison.py`. A model that failed that check runs plainly from then on, everywhere.
 """
 
 import contextlib
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from he_keras.cpu.comparison import is_trusted
 from he_keras.cpu.folded_network import FoldedNetwork
 from he_keras.cpu.operations import (
     column_convolution,
@@ -33,10 +33,6 @@ from he_keras.cpu.switch import applies, is_enabled, runs_on_cpu
 
 #: A network with fewer weights is so small that it costs more to start its operations twice.
 _FEWEST_WEIGHTS = 100_000
-
-#: Attribute of the layers of a model that runs plainly; it says why. Attacks and models compile
-#: anew where such an attribute has changed.
-_FAULT = "_cpu_fault"
 
 
 def inference_function(network, variables_stand_still: bool = False) -> Callable:
@@ -163,30 +159,6 @@ def faster_passes(passes: ClassifierPasses, model) -> ClassifierPasses:
     if logits is found.logits:
         return found
     return found._replace(logits=logits, features=batch_function(found.features, model))
-
-
-def is_trusted(layer) -> bool:
-    """Whether a model or a layer may run in another way than Keras would run it."""
-    return not hasattr(layer, _FAULT)
-
-
-def fault_of(model) -> str:
-    """Returns what was said when a model was made to run plainly; "" for any other."""
-    return getattr(model, _FAULT, "") if isinstance(model, keras.Model) else ""
-
-
-def run_plainly(model: keras.Model, fault: str) -> None:
-    """Has a model run as Keras runs it from now on, also in `fit`, `predict` and `evaluate`.
-
-    Args:
-        model: the model.
-        fault: why; "" where no report has to say so.
-    """
-    for layer in model._flatten_layers():
-        setattr(layer, _FAULT, fault)
-    if getattr(model, "train_function", None) is not None:
-        # A training that is under way goes on with another function.
-        model.make_train_function(force=True)
 
 
 def batch_function(function: Callable, model) -> Callable:

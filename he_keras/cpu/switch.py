@@ -48,8 +48,8 @@ def is_enabled() -> bool:
     return bool(_enabled)
 
 
-def enabled_tricks() -> frozenset[str]:
-    """Returns the names of the tricks that are on."""
+def in_use() -> frozenset[str]:
+    """Returns the names of the tricks that are on: what else a compiled function depends on."""
     return _enabled
 
 

@@ -10,6 +10,7 @@ The input is `images`, the outputs are `logits` and `probabilities`. A batch may
 the input is resized.
 """
 
+import functools
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -58,8 +59,7 @@ def _logits(served: ServedClassifier, images):
     """The model's logits, in operations that LiteRT has. It has no arccos."""
     head = Victim(served.model).head
     if not served.has_cosines or head.angle != "arc":
-        with cpu.disabled():
-            return served.model(images, training=False)
+        return cpu.plainly(functools.partial(served.model, training=False), images)
     cosines = tf.clip_by_value(served(images)["cosines"], -1.0, 1.0)
     sines = tf.sqrt((1.0 - cosines) * (1.0 + cosines))
     return -head.scale * tf.atan2(sines, cosines)

@@ -3,6 +3,7 @@
 The input is `images` (float32, batches of any size), the outputs are `logits` and `probabilities`.
 """
 
+import functools
 import importlib.util
 import logging
 
@@ -38,8 +39,8 @@ def convert_to_onnx(served: ServedClassifier) -> bytes:
         lambda images: named_outputs(served, served.model(images, training=False)),
         input_signature=signature,
     )
-    with cpu.disabled():
-        model, _ = tf2onnx.convert.from_function(function, signature, opset=OPSET)
+    convert = functools.partial(tf2onnx.convert.from_function, opset=OPSET)
+    model, _ = cpu.plainly(convert, function, signature)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model.SerializeToString()

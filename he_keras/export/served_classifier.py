@@ -64,8 +64,7 @@ class ServedClassifier:
     def __call__(self, images) -> dict:
         """Returns the outputs by name, for float32 images within the bounds."""
         # The graph may be served on other devices than this one.
-        with cpu.disabled():
-            return self._outputs(images)
+        return cpu.plainly(self._outputs, images)
 
     def _outputs(self, images) -> dict:
         cosines = {}

@@ -43,7 +43,6 @@ import keras
 import tensorflow as tf
 
 from he_keras.arguments import check_choice, check_flag, check_number, check_share
-from he_keras.attacks.framework.precision import at_least_float32
 from he_keras.distribution import replicas
 from he_keras.objectives import added_losses
 from he_keras.objectives.objective import Objective, TrainingPass, weighted
@@ -51,6 +50,7 @@ from he_keras.objectives.registry import register
 from he_keras.objectives.trades import TRADES
 from he_keras.objectives.variable_overrides import VariableOverrides
 from he_keras.objectives.wrapped import WrappedObjective, check_single_update
+from he_keras.precision import at_least_float32
 
 MODES = ("released", "symmetric")
 # Number of a random stream; any would do.

@@ -8,11 +8,10 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras.attacks import Victim
-from he_keras.attacks.framework import agreement
 from he_keras.attacks.framework.agreement import agreed, probe, standing_still
-from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.cpu import folded_network, functions
-from he_keras.cpu.functions import is_trusted
+from he_keras.cpu.comparison import is_trusted
+from he_keras.precision import difference_by_rounding, largest_difference
 
 THREAT = he.ThreatModel("linf", 0.05)
 FAULT = "the faster path answers differently from the model (by up to "
@@ -157,8 +156,8 @@ def test_rounding_is_relative_to_the_spread_and_the_dtype():
 
 def test_infinity_on_one_path_only_is_a_difference():
     finite, infinite = np.zeros((2, 2), np.float32), np.full((2, 2), np.inf, np.float32)
-    assert agreement._difference(infinite, finite) == np.inf
-    assert agreement._difference(infinite, infinite) == 0.0
+    assert largest_difference(infinite, finite) == np.inf
+    assert largest_difference(infinite, infinite) == 0.0
 
 
 class Turned:

@@ -10,7 +10,7 @@ import tensorflow as tf
 import he_keras as he
 from he_keras import cpu
 from he_keras.cpu import switch
-from he_keras.cpu.switch import applies, enabled_tricks, runs_on_cpu
+from he_keras.cpu.switch import applies, in_use, runs_on_cpu
 
 
 def read_environment():
@@ -77,13 +77,13 @@ def test_other_devices_run_the_network_as_keras_does(network):
 def test_the_switch_turns_everything_off(network):
     try:
         cpu.set_enabled(False)
-        assert not cpu.is_enabled() and enabled_tricks() == frozenset()
+        assert not cpu.is_enabled() and in_use() == frozenset()
         assert is_plain(cpu.inference_function(network))
         assert is_plain(cpu.training_function(network))
         assert cpu.batch_function(len, network) is len
     finally:
         cpu.set_enabled(True)
-    assert cpu.is_enabled() and enabled_tricks() == frozenset(cpu.TRICKS)
+    assert cpu.is_enabled() and in_use() == frozenset(cpu.TRICKS)
 
 
 def test_one_trick_can_be_turned_off():

@@ -12,11 +12,11 @@ from broken_models import HONEST, MUST_FIRE, THREAT, checks, honest, sample
 
 import he_keras as he
 from he_keras.attacks import Victim
-from he_keras.attacks.framework.precision import change_by_rounding
 from he_keras.evaluation.checks import preflight
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.checks.sample import CleanSample
 from he_keras.evaluation.checks.table import CHECKS, run_check
+from he_keras.precision import change_by_rounding
 
 pytestmark = pytest.mark.usefixtures("op_by_op")
 

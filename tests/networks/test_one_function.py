@@ -9,9 +9,9 @@ import tensorflow as tf
 import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.framework.agreement import probe
-from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.cpu.folded_network import FoldedNetwork
 from he_keras.cpu.functions import is_trusted
+from he_keras.precision import difference_by_rounding
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 #: Shares of the largest entry by which a gradient may be rounded.

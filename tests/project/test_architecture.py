@@ -35,6 +35,7 @@ ORDER = (
     "threat",
     "layers",
     "losses",
+    "precision",
     "networks",
     "cpu",
     "model_files",

@@ -41,7 +41,6 @@ ALLOWED = {
         "_STREAM": 3,
         "_checked": 2,
         "_default_epsilons": 2,
-        "_difference": 2,
         "_draw": 1,
         "_draw_analysis": 1,
         "_draw_targets": 2,

@@ -1,9 +1,9 @@
 """What was compiled, and the path that is attacked, must answer as the model does now.
 
 An attack asks for a faster path through the model (`Victim.for_many_passes`). It gives the model's
-own logits, up to rounding. Here both are compared on a few images. Where they differ by more than
-rounding explains, the attack takes `head(network(images, training=False))` as it stands, and its
-result says so.
+own logits, up to rounding. Here a few images take both paths. Where `he_keras.cpu` finds that they
+differ by more than rounding explains, the attack takes `head(network(images, training=False))` as
+it stands, and its result says so.
 
 TensorFlow reads variables anew at each call, but a trace keeps the Python values that it met: an
 activation, a scale, a frozen layer. An attack, and `HEAdversarialModel`, compile again where they
@@ -27,11 +27,9 @@ import tensorflow as tf
 
 from he_keras import cpu
 from he_keras.arguments import reason_of
-from he_keras.attacks.framework.precision import difference_by_rounding
 from he_keras.attacks.framework.result import Goal
 from he_keras.attacks.framework.victim import Victim
-from he_keras.cpu.functions import fault_of, run_plainly
-from he_keras.cpu.switch import enabled_tricks
+from he_keras.precision import difference_by_rounding, largest_difference
 
 #: Images on which two paths are compared: few, because every attack pays for them.
 PROBE_SIZE = 8
@@ -124,8 +122,7 @@ def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, t
         ()
     """
     probe(model, images)
-    fault = fault_of(model)
-    return Victim(model, logit_scale), (fault,) if fault else ()
+    return Victim(model, logit_scale), cpu.warnings_about(model)
 
 
 def _probe(model, images) -> Probe:
@@ -133,26 +130,14 @@ def _probe(model, images) -> Probe:
     logits = _first_answer(victim, images)
     faster = victim.for_many_passes()
     if faster is not victim:
-        found = faster.logits(images).numpy()
-        tolerance = difference_by_rounding(logits, model)
-        if _difference(found, logits) > tolerance:
-            again = _plain_logits(victim, images).numpy()
-            # A model that answers differently each time is another check's business.
-            is_random = _difference(again, logits) > tolerance
-            run_plainly(model, "" if is_random else _warning(found, logits, tolerance))
+        cpu.compare(model, images, logits, victim.logits, faster.logits)
     return Probe(model, images, logits)
-
-
-def _plain_logits(victim: Victim, images):
-    """What Keras itself answers: `head(network(images, training=False))`."""
-    with cpu.disabled():
-        return victim.logits(images)
 
 
 def _first_answer(victim: Victim, images) -> np.ndarray:
     """The logits of some images, or one sentence where the model cannot take them."""
     try:
-        return _plain_logits(victim, images).numpy()
+        return cpu.plainly(victim.logits, images).numpy()
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         if "; expected" in str(error):
             raise
@@ -178,40 +163,22 @@ def is_current(found: Probe, victim: Victim, images, goal: Goal, margins: np.nda
     images = tf.constant(images[:PROBE_SIZE])
     goal = tf.nest.map_structure(tf.constant, goal.rows(slice(PROBE_SIZE)))
     is_same = np.array_equal(images, found.images)
-    logits = victim.scaled(found.logits) if is_same else _plain_logits(victim, images)
+    logits = victim.scaled(found.logits) if is_same else cpu.plainly(victim.logits, images)
     now = goal.margin(logits).numpy()
     # A margin is the difference of two logits.
     tolerance = 2.0 * difference_by_rounding(logits.numpy(), victim.model)
-    if _difference(margins[: len(now)], now) <= tolerance:
+    if largest_difference(margins[: len(now)], now) <= tolerance:
         return True
-    again = goal.margin(_plain_logits(victim, images)).numpy()
+    again = goal.margin(cpu.plainly(victim.logits, images)).numpy()
     # A random model differs from itself as well.
-    return _difference(again, now) > tolerance
-
-
-def _difference(found: np.ndarray, logits: np.ndarray) -> float:
-    """Largest difference; infinite where only one of the two is finite."""
-    if found.shape != logits.shape:
-        return np.inf
-    finite = np.isfinite(logits)
-    if not np.array_equal(np.isfinite(found), finite):
-        return np.inf
-    return float(np.abs(found[finite].astype(np.float64) - logits[finite]).max(initial=0.0))
-
-
-def _warning(found, logits, tolerance: float) -> str:
-    return (
-        "the faster path answers differently from the model (by up to "
-        f"{_difference(found, logits):.2g}; rounding explains {tolerance:.2g}), so it was not "
-        "taken; please report this with the model's layers"
-    )
+    return largest_difference(again, now) > tolerance
 
 
 def compilation_key(victim: Victim) -> tuple[Hashable, ...]:
     """Returns what a victim's compiled function depends on, in addition to variables."""
     margin = getattr(victim.head, "margin", None)
     settings = victim.scale, margin, victim.training
-    return (*_identity(victim.model), *settings, enabled_tricks(), configuration(victim.model))
+    return (*_identity(victim.model), *settings, cpu.in_use(), configuration(victim.model))
 
 
 def _identity(model) -> tuple[int, int]:

@@ -19,10 +19,10 @@ import tensorflow as tf
 from he_keras.attacks.framework.agreement import agreed, standing_still
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.gradients import loss_and_gradient
-from he_keras.attacks.framework.precision import change_by_rounding
 from he_keras.attacks.framework.result import AttackResult, Goal, copied, is_wrong, merge
 from he_keras.attacks.framework.victim import Victim
 from he_keras.losses import cw_margin
+from he_keras.precision import change_by_rounding
 from he_keras.threat import check_examples
 
 

@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras import cpu
 from he_keras.attacks.framework.pass_counter import COUNTER
-from he_keras.attacks.framework.precision import HALF_PRECISIONS, UNITS, at_least_float32
-from he_keras.cpu.functions import ClassifierPasses, faster_passes
 from he_keras.layers.call_context import call_context
 from he_keras.layers.cosine_head import CosineHead
 from he_keras.networks.checks import (
@@ -21,6 +20,7 @@ from he_keras.networks.checks import (
     last_activation,
     sides_of,
 )
+from he_keras.precision import HALF_PRECISIONS, UNITS, at_least_float32
 
 #: AutoAttack's: how far a row of probabilities may be from the sum 1.
 _PROBABILITY_TOLERANCE = 1e-5
@@ -61,7 +61,9 @@ class Victim:
         self.scale = head_scale if logit_scale == "model" else _as_number(logit_scale)
         self._factor = self.scale / head_scale
         self._body: keras.Model | None = None
-        self._passes = ClassifierPasses(self._model_logits, self._model_features, self._head_logits)
+        self._passes = cpu.ClassifierPasses(
+            self._model_logits, self._model_features, self._head_logits
+        )
         self._is_counted = False
 
     def counted(self) -> "Victim":
@@ -81,7 +83,7 @@ class Victim:
         it is made.
         """
         # In training mode the statistics are those of the whole batch.
-        passes = self._passes if self.training else faster_passes(self._passes, self.model)
+        passes = self._passes if self.training else cpu.faster_passes(self._passes, self.model)
         if passes is self._passes:
             return self
         faster = copy.copy(self)

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks.framework.agreement import probe
-from he_keras.attacks.framework.precision import LARGEST_CHANGE, change_by_rounding
 from he_keras.attacks.framework.victim import check_not_probabilities
 from he_keras.evaluation.checks.check import Outcome, failed, passed, warned
 from he_keras.evaluation.checks.sample import CleanSample
 from he_keras.evaluation.statistics import resolution
+from he_keras.precision import LARGEST_CHANGE, change_by_rounding
 
 #: Bounds the cost: each image takes as many passes as the next number says, which is AutoAttack's.
 _NUM_REPEATED = 32

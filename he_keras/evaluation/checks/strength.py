@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks import AttackResult
-from he_keras.attacks.framework.precision import change_by_rounding
 from he_keras.evaluation.checks.check import (
     Outcome,
     Wording,
@@ -32,6 +31,7 @@ from he_keras.evaluation.statistics import (
     mean_exceeds,
     resolution,
 )
+from he_keras.precision import change_by_rounding
 
 #: Half a point (ours): Carlini et al. say that more work must find no more, and give no number.
 _GAIN = 0.005

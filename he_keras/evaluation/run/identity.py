@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks import Victim
-from he_keras.attacks.framework.precision import coarsest_precision
 from he_keras.evaluation.run import differences, fingerprint
 from he_keras.evaluation.run.journal import A_RECORD, FOLDER
 from he_keras.files import lock, read_json, read_npz, write_json, write_npz
+from he_keras.precision import coarsest_precision
 from he_keras.threat import ThreatModel
 
 SETTINGS, ANSWERS = "settings.json", "answers.npz"

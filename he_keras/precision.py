@@ -92,6 +92,21 @@ def difference_by_rounding(logits: np.ndarray, model) -> float:
     return max(_LEAST_SHARE, units) * spread + units * float(np.abs(known).max())
 
 
+def largest_difference(found: np.ndarray, logits: np.ndarray) -> float:
+    """Returns the largest difference of two answers; infinity where only one of them is finite.
+
+    Example:
+        >>> largest_difference(np.array([1.0, np.inf]), np.array([3.0, np.inf]))
+        2.0
+    """
+    if found.shape != logits.shape:
+        return np.inf
+    finite = np.isfinite(logits)
+    if not np.array_equal(np.isfinite(found), finite):
+        return np.inf
+    return float(np.abs(found[finite].astype(np.float64) - logits[finite]).max(initial=0.0))
+
+
 def _types_in_graph(logits_of, image_shape) -> set[str]:
     """Names of the types of all numbers in the graph of a function."""
     try:
