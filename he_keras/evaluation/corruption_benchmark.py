@@ -31,9 +31,8 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.data import corruptions as corruption_set
 from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
-from he_keras.evaluation.run.differences import brief
 from he_keras.evaluation.run.examples import DataDigest, Examples
-from he_keras.evaluation.run.fingerprint import model_facts
+from he_keras.evaluation.run.facts import brief, model_facts
 from he_keras.status_line import StatusLine
 from he_keras.threat import UNIT_BOUNDS, ThreatModel, bounds_of, from_unit
 
@@ -397,8 +396,8 @@ def _count(
         if key == _CLEAN:
             digest.update(images, labels)
         correct = predict(tf.constant(images), tf.constant(labels, tf.int32)).numpy()
-        right, total = counts.get(key, (0, 0))
-        counts[key] = right + int(correct.sum()), total + len(labels)
+        right, seen = counts.get(key, (0, 0))
+        counts[key] = right + int(correct.sum()), seen + len(labels)
         done += len(labels)
         # Files are read one after the other, and tell their size when they are read.
         place = (done, total) if total else (len(counts), num_sets + 1)

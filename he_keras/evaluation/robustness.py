@@ -42,7 +42,7 @@ from he_keras.evaluation.run.cost import (
     peak_memory,
 )
 from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify, positions_of
-from he_keras.evaluation.run.fingerprint import for_report, settings_of
+from he_keras.evaluation.run.facts import for_report, settings_of
 from he_keras.evaluation.run.he_panel import missing_attacks, run_panel
 from he_keras.evaluation.run.identity import claim, probes_of
 from he_keras.evaluation.run.journal import FOLDER, Journal, locked

@@ -36,10 +36,11 @@ import tensorflow as tf
 
 from he_keras.arguments import check_flag, check_positive_integer, reason_of
 from he_keras.attacks import Attack
+from he_keras.attacks.framework.ensemble import parts
 from he_keras.drawing import draw_cells, new_figure, save_figure
 from he_keras.environment import environment
 from he_keras.evaluation.robustness import resolve_attacks
-from he_keras.evaluation.run.attack_runs import SAMPLE_SIZE, parts
+from he_keras.evaluation.run.attack_runs import SAMPLE_SIZE
 from he_keras.evaluation.run.examples import Examples, Scorer, classify
 from he_keras.files import make_writable, write_json
 from he_keras.status_line import StatusLine

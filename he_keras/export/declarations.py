@@ -8,7 +8,7 @@ Sources: NIST AI 100-2e2025, "Adversarial Machine Learning: A Taxonomy and Termi
 """
 
 from he_keras.attacks import get
-from he_keras.evaluation.run.attack_runs import parts
+from he_keras.attacks.framework.ensemble import parts
 from he_keras.objectives import Standard
 from he_keras.threat import ThreatModel, trained_threat
 

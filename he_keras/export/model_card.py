@@ -9,8 +9,7 @@ import pathlib
 
 from he_keras.attacks import Victim
 from he_keras.environment import environment
-from he_keras.evaluation.run.differences import shown
-from he_keras.evaluation.run.fingerprint import weights_digest
+from he_keras.evaluation.run.facts import shown, weights_digest
 from he_keras.evaluation.run.identity import function_differences, has_answers
 from he_keras.export.calibration import Calibration
 from he_keras.export.declarations import adversary, article_15

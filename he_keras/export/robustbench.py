@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from he_keras.evaluation.run.fingerprint import weights_digest
+from he_keras.evaluation.run.facts import weights_digest
 from he_keras.export.model_card import Provenance
 from he_keras.files import write_json
 from he_keras.layers.cosine_head import CosineHead

@@ -398,3 +398,16 @@ def test_a_progress_bar_on_request(capfd):
     assert re.fullmatch("corruptions 100%, .* gone, fog 1\n", capfd.readouterr().err)
     evaluate_corruptions(linear, random_set(), ["fog"], (1,))
     assert capfd.readouterr().err == ""
+
+
+def test_the_bar_moves_with_the_images(monkeypatch):
+    """Three batches of each of three sets: their sizes must not be taken for the whole."""
+    places = []
+
+    def note(line, done, total, text):
+        places.append((done, total))
+
+    monkeypatch.setattr(corruption_benchmark.StatusLine, "count", note)
+    names, severities = ["brightness", "contrast"], (1,)
+    evaluate_corruptions(linear, random_set(), names, severities, batch_size=5, show_progress=True)
+    assert places == [(done, 36) for done in (5, 10, 15, 20, 25, 30, 32, 34, 36)]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.evaluation.run import differences, fingerprint, identity, journal
+from he_keras.evaluation.run import facts, identity, journal
 
 pytestmark = pytest.mark.usefixtures("op_by_op")
 
@@ -109,7 +109,7 @@ def test_another_function_with_the_same_predictions_is_refused(of_a_function, mo
     ids=["scale", "preprocessing"],
 )
 def test_the_same_weights_in_another_function_are_refused(of_a_model, model, found):
-    assert fingerprint.weights_digest(model()) == fingerprint.weights_digest(classifier())
+    assert facts.weights_digest(model()) == facts.weights_digest(classifier())
     assert refused(model(), of_a_model[1]) == found
 
 
@@ -222,11 +222,11 @@ def test_an_attack_that_hides_a_setting_is_refused(tmp_path):
 
 def test_long_differences_are_cut_to_where_they_differ():
     before, after = ({"model": {"class": "A", "mean": [0.5] * 64 + [end]}} for end in (0.5, 0.7))
-    (found,) = differences.model_differences(before["model"], after["model"])
+    (found,) = facts.model_differences(before["model"], after["model"])
     assert found.startswith("mean: ...") and found.endswith("0.5] -> ...5, 0.5, 0.5, 0.5, 0.7]")
     layers = [{"class_name": "Dense", "config": {"units": 3}}]
     one, other = ({"class": "A", "config": {"layers": count * layers}} for count in (1, 2))
-    assert differences.model_differences(one, other) == ["layers: 1 -> 2"]
+    assert facts.model_differences(one, other) == ["layers: 1 -> 2"]
 
 
 # Rounding and randomness
@@ -313,8 +313,8 @@ def test_facts_are_blind_to_names_and_to_training():
     trained = classifier(objective=he.objectives.Standard())
     trained.network.trainable = False
     trained.head.kernel_initializer = keras.initializers.Zeros()
-    assert fingerprint.model_facts(trained) == fingerprint.model_facts(classifier())
-    json.dumps(fingerprint.model_facts(trained))
+    assert facts.model_facts(trained) == facts.model_facts(classifier())
+    json.dumps(facts.model_facts(trained))
 
 
 def test_branches_that_are_wired_otherwise_are_another_function():
@@ -325,7 +325,7 @@ def test_branches_that_are_wired_otherwise_are_another_function():
         pair = [second, first] if swapped else [first, second]
         return keras.Model(images, keras.layers.Subtract()(pair))
 
-    one, again, other = (fingerprint.model_facts(branches(each)) for each in (0, 0, 1))
+    one, again, other = (facts.model_facts(branches(each)) for each in (0, 0, 1))
     assert one == again != other
 
 
@@ -338,7 +338,7 @@ def test_a_model_without_a_configuration_has_facts():
         def call(self, images):
             return self.function(images)
 
-    assert fingerprint.model_facts(Own(plain)) == {"class": "Own", "config": None}
+    assert facts.model_facts(Own(plain)) == {"class": "Own", "config": None}
 
 
 def test_half_precision_is_given_more_room_unless_it_is_new():

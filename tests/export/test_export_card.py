@@ -11,8 +11,7 @@ from google.protobuf import empty_pb2, unknown_fields
 from tensorflow.core.framework import tensor_pb2
 
 import he_keras as he
-from he_keras.evaluation.run.differences import brief
-from he_keras.evaluation.run.fingerprint import model_facts, weights_digest
+from he_keras.evaluation.run.facts import brief, model_facts, weights_digest
 from he_keras.export import Calibration, Provenance, calibrate
 from he_keras.export.calibration import expected_calibration_error, fit_temperature
 from he_keras.export.card_page import card_page

@@ -10,7 +10,7 @@ from programs import assert_one_line_error, run_here
 from public_checkpoints import golden
 
 import he_keras as he
-from he_keras.evaluation.run.fingerprint import weights_digest
+from he_keras.evaluation.run.facts import weights_digest
 from he_keras.export import export_robustbench
 from he_keras.zoo.layouts import layout_of
 

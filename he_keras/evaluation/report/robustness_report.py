@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from he_keras.attacks.framework.ensemble import parts
 from he_keras.environment import environment
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.report.page import notebook_table
@@ -22,10 +23,9 @@ from he_keras.evaluation.report.stored_report import (
     SCHEMA_VERSION,
     digests_of,
 )
-from he_keras.evaluation.run.attack_runs import AttackRow, AttackRuns, parts
-from he_keras.evaluation.run.differences import section_differences, shown
+from he_keras.evaluation.run.attack_runs import AttackRow, AttackRuns
 from he_keras.evaluation.run.examples import Examples
-from he_keras.evaluation.run.fingerprint import for_report
+from he_keras.evaluation.run.facts import for_report, section_differences, shown
 from he_keras.evaluation.run.journal import read_batch
 from he_keras.evaluation.statistics import share_of, wilson_interval
 from he_keras.files import read_json, write_json, write_npz

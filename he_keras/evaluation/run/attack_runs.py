@@ -21,6 +21,7 @@ from he_keras.evaluation.run.examples import (
     Scorer,
     positions_of,
 )
+from he_keras.evaluation.run.facts import stage_names
 from he_keras.evaluation.run.journal import BatchOutcome, Journal
 from he_keras.evaluation.run.progress import Progress
 from he_keras.evaluation.statistics import share_of, wilson_interval
@@ -354,11 +355,3 @@ class AttackRuns:
             warnings += attack.stage_warnings(number, tally.num_broken, count)
             total.merge(tally)
         return total.row(left, count, warnings, stages, attack.note)
-
-
-def stage_names(number: int, attack: Attack) -> list[str]:
-    """Returns what the batches of an evaluation's attack, or of an ensemble's parts, are called."""
-    name = f"{number:02d}-{attack.name}"
-    if not isinstance(attack, Ensemble):
-        return [name]
-    return [f"{name}.{stage:02d}-{part.name}" for stage, part in enumerate(parts(attack))]

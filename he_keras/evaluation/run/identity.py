@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks import Victim
-from he_keras.evaluation.run import differences, fingerprint
+from he_keras.evaluation.run import facts
 from he_keras.evaluation.run.journal import A_RECORD, FOLDER
 from he_keras.files import lock, read_json, read_npz, write_json, write_npz
 from he_keras.precision import coarsest_precision
@@ -217,8 +217,8 @@ def function_differences(model, recorded: dict, folder: pathlib.Path | None) -> 
         recorded: the evaluation's facts of its model, all or brief.
         folder: the evaluation's `output_dir`; None where only its report is known.
     """
-    facts = fingerprint.model_facts(model)
-    found = differences.model_differences(_in_full(recorded, folder), facts)
+    now = facts.model_facts(model)
+    found = facts.model_differences(_in_full(recorded, folder), now)
     if found or folder is None or not has_answers(folder):
         return found
     probes, stored = _read_answers(folder / FOLDER / ANSWERS)
@@ -236,7 +236,7 @@ def _in_full(recorded: dict, folder: pathlib.Path | None) -> dict:
     if path is None or not path.exists():
         return recorded
     full = read_json(path, A_RECORD).get("model") or {}
-    return full if differences.brief(full) == differences.brief(recorded) else recorded
+    return full if facts.brief(full) == facts.brief(recorded) else recorded
 
 
 def _check_settings(recorded, settings: dict, folder: pathlib.Path) -> None:
@@ -246,7 +246,7 @@ def _check_settings(recorded, settings: dict, folder: pathlib.Path) -> None:
             "not the function (head, preprocessing); expected a folder of this version; received "
             f"{folder.parent}; use another output_dir, or delete this one"
         )
-    _refuse(differences.differences(recorded, settings), folder)
+    _refuse(facts.differences(recorded, settings), folder)
 
 
 def _check_answers(models: dict, folder: pathlib.Path) -> Answers:
@@ -262,7 +262,7 @@ def _refuse(found: list[str], folder: pathlib.Path) -> None:
     if found:
         raise ValueError(
             "The folder holds another evaluation; expected the function, images and settings that "
-            f"it began with; received {differences.shown(found)} (folder {folder.parent}); use "
+            f"it began with; received {facts.shown(found)} (folder {folder.parent}); use "
             "another output_dir, or delete this one"
         )
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from he_keras.evaluation.run.differences import differences, shown
 from he_keras.evaluation.run.examples import Scored
+from he_keras.evaluation.run.facts import differences, shown
 from he_keras.files import lock, read_json, read_npz, write_json, write_npz
 
 #: What errors on unreadable records expect.
