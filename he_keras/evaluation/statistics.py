@@ -272,6 +272,24 @@ def found_excess(values: np.ndarray, level: float = CHANCE_LEVEL) -> float:
     return float(quantiles * stats.sem(values))
 
 
+def share_exceeds(
+    parts: np.ndarray, wholes: np.ndarray, share: float, level: float = CHANCE_LEVEL
+) -> tuple[bool, float]:
+    """Whether the parts are more than a share of all wholes together, beyond chance.
+
+    The second number is the least share that so many values of such a spread would show.
+
+    Example:
+        >>> found, least = share_exceeds(np.array([3.0, 4, 3, 5, 4]), np.full(5, 10.0), 0.2)
+        >>> found, round(least, 2)
+        (True, 0.31)
+    """
+    # The mean of this is above zero exactly if the share of the sums is above the given one.
+    surplus = parts - share * wholes
+    least = share + found_excess(surplus, level) / max(float(np.mean(wholes)), 1e-30)
+    return mean_exceeds(surplus, 0.0, level), least
+
+
 def resolution(count: int, total: int, what: str = "a share", of: str = "images") -> str:
     """Says how small an effect a check can see if it needs `count` of `total` to fire.
 

@@ -13,8 +13,7 @@ from broken_models import HONEST, MUST_FIRE, THREAT, checks, honest, sample
 import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.evaluation.checks import preflight
-from he_keras.evaluation.checks.check import Check
-from he_keras.evaluation.checks.sample import CleanSample
+from he_keras.evaluation.checks.check import Check, CleanSample
 from he_keras.evaluation.checks.table import CHECKS, run_check
 from he_keras.precision import change_by_rounding
 

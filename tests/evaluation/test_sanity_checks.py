@@ -8,8 +8,8 @@ from broken_models import THREAT, honest, masked_head, sample
 import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.evaluation.checks import epsilon_curve, radii, sanity_checks
+from he_keras.evaluation.checks.check import AttackedSample
 from he_keras.evaluation.checks.planted import border_points, judge, plant, planted_adversarial
-from he_keras.evaluation.checks.sample import AttackedSample
 from he_keras.evaluation.checks.table import CHECKS, run_check
 
 pytestmark = pytest.mark.slow

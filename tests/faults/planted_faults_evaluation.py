@@ -128,7 +128,7 @@ FAULTS = [
     ),
     (
         "repeatability check with its threshold swapped",
-        "evaluation/checks/answers.py",
+        "evaluation/checks/clean_images.py",
         "if change <= ",
         "if change >= ",
         "tests/evaluation/test_preflight.py::test_the_checks_fire_on_a_broken_model[noise_layer]",

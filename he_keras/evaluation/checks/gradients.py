@@ -16,15 +16,21 @@ from he_keras.attacks import Victim
 from he_keras.attacks.framework.gradients import image_gradient
 from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import check_not_probabilities
-from he_keras.evaluation.checks.check import Outcome, failed, passed, skipped, warned
-from he_keras.evaluation.checks.sample import CleanSample, Sample
+from he_keras.evaluation.checks.check import (
+    CleanSample,
+    Outcome,
+    Sample,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
 from he_keras.evaluation.statistics import (
     CHANCE_LEVEL,
     FEWEST_VALUES,
     exceeds,
-    found_excess,
-    mean_exceeds,
     resolution,
+    share_exceeds,
 )
 
 #: Bounds the cost: each image takes gradients of two losses and passes at several points.
@@ -173,11 +179,9 @@ def gradient_direction(sample: CleanSample) -> Outcome:
         return skipped("The loss does not move along the gradient: see zero-gradients.")
     error = np.nan_to_num(np.abs(actual - expected))
     figure = f"{error.sum() / size.sum():.0%} of the change differs at a hundredth of epsilon"
-    # Its mean is above zero exactly if the share of the sums is above the threshold.
-    surplus = error - _DISAGREEMENT * size
-    least = _DISAGREEMENT + found_excess(surplus) / size.mean()
+    is_off, least = share_exceeds(error, size, _DISAGREEMENT)
     limit = f"with {len(size)} images less than {least:.0%} cannot be told from {_DISAGREEMENT:.0%}"
-    if not mean_exceeds(surplus, 0.0):
+    if not is_off:
         message = "A short step along the gradient changes the loss as the gradient says."
         return passed(figure, message, limit)
     return failed(
@@ -206,15 +210,10 @@ def noisy_loss_surface(sample: CleanSample) -> Outcome:
     figure = f"{relative:.3f} of the margin at random points; {roughness:.3f} of that near by"
     # There are two questions, so each may be answered wrongly by chance half as often.
     level = CHANCE_LEVEL / 2
-    surpluses = large - _UNSTABLE * scale, small - _ROUGHNESS * large
-    least = [
-        limit + found_excess(surplus, level) / max(size.mean(), 1e-30)
-        for limit, surplus, size in zip(
-            (_UNSTABLE, _ROUGHNESS), surpluses, (scale, large), strict=True
-        )
-    ]
-    limit = f"with {len(loss)} images less than {least[0]:.2f} and {least[1]:.2f} may go unseen"
-    if not any(mean_exceeds(surplus, 0.0, level) for surplus in surpluses):
+    is_unstable, least = share_exceeds(large, scale, _UNSTABLE, level)
+    is_rough, least_rough = share_exceeds(small, large, _ROUGHNESS, level)
+    limit = f"with {len(loss)} images less than {least:.2f} and {least_rough:.2f} may go unseen"
+    if not (is_unstable or is_rough):
         message = "The loss changes little, and the less the shorter the step."
         return passed(figure, message, limit)
     return warned(

@@ -17,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.attacks import Victim
-from he_keras.evaluation.checks.check import Outcome, passed, skipped
-from he_keras.evaluation.checks.sample import AttackedSample, compiled
+from he_keras.evaluation.checks.check import AttackedSample, Outcome, compiled, passed, skipped
 from he_keras.evaluation.statistics import CHANCE_LEVEL, POWER, chance_of_at_least
 from he_keras.threat import ThreatModel
 
@@ -69,7 +68,7 @@ def planted_adversarial(sample: AttackedSample) -> Outcome:
     Example:
         >>> import he_keras as he, numpy as np, tensorflow as tf
         >>> from he_keras.evaluation.checks.planted import planted_adversarial
-        >>> from he_keras.evaluation.checks.sample import AttackedSample
+        >>> from he_keras.evaluation.checks.check import AttackedSample
         >>> images = np.random.default_rng(0).uniform(size=(8, 30)).astype("float32")
         >>> rounded = lambda images: tf.round(8 * images) / 8 + 0 * images
         >>> labels, threat = images.argmax(1), he.ThreatModel("linf", 0.1)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from he_keras.evaluation.checks.check import (
+    AttackedSample,
     Outcome,
     Wording,
     failed,
@@ -18,7 +19,6 @@ from he_keras.evaluation.checks.check import (
     skipped,
     surplus_outcome,
 )
-from he_keras.evaluation.checks.sample import AttackedSample
 from he_keras.evaluation.statistics import exceeds, fewest_beyond, resolution
 from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel

@@ -1,4 +1,8 @@
-"""Checks whether the iterated attack is at its limit: other or more work must not find more.
+"""Checks whether the attacks are at their limit: other or more work must not find more.
+
+Cross-entropy attacks lose their gradient if logits are large, and their aim if logits are small.
+That is how hypersphere embedding looked stronger than it was. Its released models hold 57 to 60 %
+under a cross-entropy attack, and 53 % under attacks on logit differences.
 
 Papers: Carlini et al. 2019, "On evaluating adversarial robustness" (iterated against single step,
 more steps, restarts, attacks without gradients); Pintor et al. 2022, "Indicators of attack failure"
@@ -12,9 +16,12 @@ import tensorflow as tf
 
 from he_keras import losses
 from he_keras.attacks import AttackResult
+from he_keras.attacks.framework.result import is_wrong
 from he_keras.evaluation.checks.check import (
+    AttackedSample,
     Outcome,
     Wording,
+    compiled,
     failed,
     paired_outcome,
     passed,
@@ -23,14 +30,13 @@ from he_keras.evaluation.checks.check import (
     surplus_outcome,
     warned,
 )
-from he_keras.evaluation.checks.sample import AttackedSample
 from he_keras.evaluation.statistics import (
     FEWEST_VALUES,
     Pair,
-    found_excess,
-    mean_exceeds,
     resolution,
+    share_exceeds,
 )
+from he_keras.layers import CosineHead
 from he_keras.precision import change_by_rounding
 
 #: Half a point (ours): Carlini et al. say that more work must find no more, and give no number.
@@ -49,6 +55,15 @@ _LATE_SHARE = 0.05
 _RESCORED_BATCH = 37
 #: Leaves room for the rounding of a distance in float32.
 _TOO_FAR = 1.0 + 1e-4
+#: One point (ours): the released HE models show seven.
+_GAP = 0.01
+#: Carlini et al. give no number for transfer: this is AutoAttack's for Square.
+_TRANSFER_GAIN = 0.002
+#: If the logits are so far apart that the cross-entropy saturates, only smaller ones can help an
+#: attack; otherwise only larger ones can. Looking the other way would only add chance findings.
+_SATURATING_MARGIN = 5.0
+#: Powers of ten: enough to leave the saturated or the flat part of the cross-entropy.
+_FACTORS = {"smaller": (0.1, 0.01), "larger": (10.0, 100.0)}
 
 
 def single_step(sample: AttackedSample) -> Outcome:
@@ -108,11 +123,9 @@ def plateaued_loss(sample: AttackedSample) -> Outcome:
         return failed("no margin fell", message)
     late = (sample.plain_result.margin - later)[rows] / fall[rows]
     figure = f"{late.mean():.1%} of the fall of the margin comes after {sample.num_steps} steps"
-    limit = (
-        f"with {len(late)} images a mean below {_LATE_SHARE + found_excess(late):.1%} cannot be "
-        f"told from {_LATE_SHARE:.0%}"
-    )
-    if not mean_exceeds(late, _LATE_SHARE):
+    is_late, least = share_exceeds(late, np.ones(len(late)), _LATE_SHARE)
+    limit = f"with {len(late)} images less than {least:.1%} cannot be told from {_LATE_SHARE:.0%}"
+    if not is_late:
         message = "The loss has come to rest."
         return passed(figure, message, limit)
     return warned(
@@ -139,6 +152,98 @@ def more_restarts(sample: AttackedSample) -> Outcome:
         "with several restarts or losses (autoattack).",
     )
     return surplus_outcome(gained, at_stake, len(sample), _GAIN, words)
+
+
+def _cross_entropy(sample: AttackedSample) -> dict[float, np.ndarray]:
+    """Returns which examples an attack on the cross-entropy breaks, for each factor of the logits.
+
+    The factor is a variable, so that one compiled attack serves all factors.
+    """
+    margins = losses.margin(tf.constant(sample.logits), sample.labels).numpy()
+    size = float(np.median(np.abs(margins)))
+    others = _FACTORS["smaller" if size > _SATURATING_MARGIN else "larger"]
+    factor = tf.Variable(1.0)
+    rescaled = compiled(lambda images: factor * sample.function(images), sample.images)
+    attack = sample.ascent("ce")
+    broken = {}
+    for value in (1.0, *others):
+        factor.assign(value)
+        broken[value] = sample.run(attack, function=rescaled)
+    return broken
+
+
+def loss_gap(sample: AttackedSample) -> Outcome:
+    """Compares attacks on the cross-entropy and on logit differences."""
+    cross_entropy = sample.once(_cross_entropy)[1.0]
+    broken = {"margin": sample.plain}
+    if sample.num_classes >= 3:
+        broken["DLR"] = sample.run(sample.ascent("dlr"))
+    pairs = {name: Pair.of(cross_entropy, each) for name, each in broken.items()}
+    words = Wording(
+        _accuracies({"cross-entropy": cross_entropy, **broken}) + _beyond(pairs),
+        "Attacks on the cross-entropy find what attacks on logit differences find.",
+        "The cross-entropy overstates robustness, as the scale of the logits masks its gradient: "
+        "report attacks on logit differences (cw-linf, apgd-dlr, apgd-t, autoattack).",
+    )
+    left = int((~cross_entropy).sum())
+    return paired_outcome(list(pairs.values()), left, _GAP, words)
+
+
+def logit_rescale(sample: AttackedSample) -> Outcome:
+    """Attacks the cross-entropy at other scales; only a factor that helps the attack counts."""
+    broken = sample.once(_cross_entropy)
+    named = {f"x{factor:g}": each for factor, each in sorted(broken.items())}
+    pairs = {
+        name: Pair.of(broken[1.0], each) for name, each in named.items() if each is not broken[1.0]
+    }
+    words = Wording(
+        _accuracies(named) + _beyond(pairs),
+        "No other scale of the logits helps an attack on the cross-entropy.",
+        "Multiplying the logits by a constant, which changes no decision, makes the model look "
+        "less robust: its own scale hides its weakness from the cross-entropy.",
+    )
+    left = int((~broken[1.0]).sum())
+    return paired_outcome(list(pairs.values()), left, _GAP, words)
+
+
+def _accuracies(broken: dict[str, np.ndarray]) -> str:
+    return ", ".join(f"{name} {1.0 - each.mean():.1%}" for name, each in broken.items())
+
+
+def _beyond(pairs: dict[str, Pair]) -> str:
+    """Returns, as text, the pair that speaks most for a difference."""
+    name, pair = min(pairs.items(), key=lambda each: each[1].chance)
+    return f"; {pair.gains} of {pair.total} only with {name}, {pair.losses} only without"
+
+
+def a_cosine_head(sample: AttackedSample) -> str:
+    """Says why there is no head to take away; nothing if there is one."""
+    is_cosine = isinstance(sample.victim.head, CosineHead)
+    return "" if is_cosine else "The model has no cosine head to take away."
+
+
+def transfer_without_head(sample: AttackedSample) -> Outcome:
+    """Crafts on the inner products of features and class weights, neither of them normalised."""
+    victim = sample.victim
+    try:
+        kernel = victim.head_weights()[0]
+        victim.features(tf.constant(sample.images[:1]))
+    except ValueError as error:
+        return skipped(f"The features of the model are not accessible: {error}")
+    headless = compiled(lambda images: victim.features(images) @ kernel, sample.images)
+    rows = np.flatnonzero(sample.unbroken)
+    gained = 0
+    if len(rows):
+        attack = sample.ascent(stop_when_broken=False)
+        result = attack(headless, sample.images[rows], sample.labels[rows], example_ids=rows)
+        gained = int(is_wrong(sample.answers(result.x_adv), sample.labels[rows]).numpy().sum())
+    words = Wording(
+        f"{points(gained, len(sample))} beyond the attacks on the model itself",
+        "What is crafted on the network without its head breaks nothing new.",
+        "Images crafted on the same network without its head break what attacks on the model left: "
+        "the head masks gradients; use the attack `feature` and square-5000.",
+    )
+    return surplus_outcome(gained, len(rows), len(sample), _TRANSFER_GAIN, words)
 
 
 def pictures(sample: AttackedSample) -> str:

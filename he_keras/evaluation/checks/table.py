@@ -32,9 +32,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from he_keras.arguments import check_positive_integer
-from he_keras.evaluation.checks import answers, gradients, inputs, planted, radii, scale, strength
-from he_keras.evaluation.checks.check import Check, Outcome, skipped
-from he_keras.evaluation.checks.sample import AttackedSample, CleanSample, Sample
+from he_keras.evaluation.checks import clean_images, gradients, planted, radii, strength
+from he_keras.evaluation.checks.check import (
+    AttackedSample,
+    Check,
+    CleanSample,
+    Outcome,
+    Sample,
+    skipped,
+)
 from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel
 
@@ -62,38 +68,38 @@ class Row(NamedTuple):
     passes: int = 0
 
 
-REPEATABLE = (answers.repeatable_answers,)
+REPEATABLE = (clean_images.repeatable_answers,)
 GRADIENT = (gradients.a_gradient,)
 ATTACKABLE = (gradients.an_attackable_model,)
 
 #: In the order in which checks run and are reported. `frozen-state` alone runs after the others.
 CHECKS = (
-    Row("finite", "before", (), answers.finite),
-    Row("logits", "before", (), answers.are_logits),
-    Row("deterministic", "before", (), answers.deterministic, 5),
-    Row("batch-independence", "before", REPEATABLE, answers.batch_independence, 4),
-    Row("frozen-state", "before", (), answers.frozen_state),
+    Row("finite", "before", (), clean_images.finite),
+    Row("logits", "before", (), clean_images.are_logits),
+    Row("deterministic", "before", (), clean_images.deterministic, 5),
+    Row("batch-independence", "before", REPEATABLE, clean_images.batch_independence, 4),
+    Row("frozen-state", "before", (), clean_images.frozen_state),
     Row("differentiable", "before", (), gradients.differentiable, 4),
     Row("zero-gradients", "before", GRADIENT, gradients.zero_gradients),
     Row("gradient-direction", "before", GRADIENT + REPEATABLE, gradients.gradient_direction, 1),
     Row("noisy-loss-surface", "before", (), gradients.noisy_loss_surface, 12),
-    Row("input-range", "before", (), inputs.input_range),
-    Row("epsilon-units", "before", (), inputs.epsilon_units),
-    Row("clean-accuracy", "before", (), inputs.clean_accuracy, 4),
-    Row("label-order", "before", (), inputs.label_order),
-    Row("enough-classes", "before", (), answers.enough_classes),
+    Row("input-range", "before", (), clean_images.input_range),
+    Row("epsilon-units", "before", (), clean_images.epsilon_units),
+    Row("clean-accuracy", "before", (), clean_images.clean_accuracy, 4),
+    Row("label-order", "before", (), clean_images.label_order),
+    Row("enough-classes", "before", (), clean_images.enough_classes),
     Row("iterative-beats-single-step", "after", ATTACKABLE, strength.single_step, 47),
     Row("more-steps", "after", ATTACKABLE, strength.more_steps, 83),
     Row("plateaued-loss", "after", ATTACKABLE, strength.plateaued_loss),
     Row("more-restarts", "after", ATTACKABLE, strength.more_restarts, 85),
-    Row("loss-gap", "after", ATTACKABLE, scale.loss_gap, 170),
-    Row("logit-rescale", "after", ATTACKABLE, scale.logit_rescale),
+    Row("loss-gap", "after", ATTACKABLE, strength.loss_gap, 170),
+    Row("logit-rescale", "after", ATTACKABLE, strength.logit_rescale),
     # From here on, what no gradient attack of the rows above has broken counts.
     Row(
         "transfer-without-head",
         "after",
-        (*ATTACKABLE, scale.a_cosine_head),
-        scale.transfer_without_head,
+        (*ATTACKABLE, strength.a_cosine_head),
+        strength.transfer_without_head,
     ),
     Row("black-box", "after", (*ATTACKABLE, strength.pictures), strength.black_box, 204),
     Row("random-noise", "after", ATTACKABLE, strength.random_noise, 100),
@@ -193,7 +199,7 @@ def sanity_checks(
 def _run(when: str, sample: Sample, show_progress: bool) -> tuple[Check, ...]:
     rows = [row for row in CHECKS if row.when == when]
     # None of all the passes may have changed the model.
-    in_order = sorted(rows, key=lambda row: row.function is answers.frozen_state)
+    in_order = sorted(rows, key=lambda row: row.function is clean_images.frozen_state)
     found: dict[str, Check] = {}
     with StatusLine(f"checks {when} the attacks", show_progress) as line:
         for number, row in enumerate(in_order):
