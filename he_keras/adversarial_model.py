@@ -10,7 +10,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from he_keras import cpu, losses
+from he_keras import cpu, losses, refusals
 from he_keras.arguments import check_seed, check_takes
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import is_wrong
@@ -295,7 +295,7 @@ class HEAdversarialModel(CurrentFunctions):
         try:
             return super().fit(*args, **options)
         except tf.errors.InvalidArgumentError as error:
-            sentence = training_batch.sentence_of(error)
+            sentence = refusals.sentence_of(error)
             if not sentence:
                 raise
             raise ValueError(sentence) from None
@@ -375,12 +375,12 @@ class HEAdversarialModel(CurrentFunctions):
         objective, variables = self.objective, self.trainable_variables
         step = TrainingStep(self.step_seed(), number, sample_weight)
         x_adv = objective.craft_in_step(self, images, labels, step)
-        training_batch.check_crafted(x_adv, images, objective)
+        x_adv = training_batch.crafted_images(x_adv, images, objective)
         watched = [x_adv] if objective.needs_image_gradient else []
         with tf.GradientTape() as tape, added_losses.collected() as added:
             tape.watch(watched)
             training_pass = objective.forward_in_step(self, images, labels, x_adv, step)
-            training_batch.check_pass(training_pass, objective)
+            training_pass = training_batch.checked_pass(training_pass, images, objective)
             per_example = weighted(training_pass.losses, sample_weight)
             # By the global count, uneven shares of the replicas weigh as one batch would.
             global_count = replicas.total(tf.cast(tf.size(per_example), per_example.dtype))
@@ -389,6 +389,7 @@ class HEAdversarialModel(CurrentFunctions):
             loss = tf.reduce_sum(per_example) / global_count + regularization / replicas.count()
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [*variables, *watched])
+        training_batch.check_gradients(gradients, objective)
         gradients = keras_repairs.share_overflow(self.optimizer, gradients)
         self.optimizer.apply(gradients[: len(variables)], variables)
         objective.after_update(images, x_adv, gradients[-1] if watched else None, step)

@@ -13,7 +13,7 @@ _LARGEST_SEED = 2**31 - 1
 #: What switches bold type and colours on and off in a terminal.
 BOLD_TYPE = re.compile("\x1b\\[[0-9;]*m")
 #: Where an error happened, as Python writes it.
-_PLACE = re.compile(r'File "(.+?)", line (\d+)')
+PLACE = re.compile(r'File "(.+?)", line (\d+)')
 #: More names than the attacks have, which have the longest list that people read.
 _MOST_LISTED = 40
 #: Characters of another library's message that an error repeats: about three lines.
@@ -157,13 +157,14 @@ def check_options(what: str, given: Iterable[str], known: Iterable[str]) -> None
             )
 
 
-def check_takes(function, name: str, *arguments: str) -> None:
+def check_takes(function, name: str, /, *arguments: str, **options) -> None:
     """Raises a TypeError unless a function of somebody else's takes arguments in this order."""
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind(*arguments, **options)
     except TypeError:
+        given = ", ".join([*arguments, *(f"{option}=..." for option in options)])
         raise TypeError(
-            f"{name} takes other arguments; expected {name}({', '.join(arguments)}); "
+            f"{name} takes other arguments; expected {name}({given}); "
             f"received {name}{inspect.signature(function)}"
         ) from None
 
@@ -181,12 +182,15 @@ def reason_of(error: BaseException) -> str:
     Keras writes its errors over many lines and in bold type, which is left out. TensorFlow repeats
     the code that it traces; what remains is the error in it and its place.
     """
-    text = BOLD_TYPE.sub("", str(error)) or type(error).__name__
+    # The text of a KeyError is in quotation marks.
+    is_key = isinstance(error, KeyError) and "\n" in str(error.args[0])
+    text = BOLD_TYPE.sub("", error.args[0] if is_key else str(error)) or type(error).__name__
     if is_traced(error):
         inner = text[text.rindex("\n\n    ") :].strip()
-        places = _PLACE.findall(text)
+        places = PLACE.findall(text)
         own = [place for place in places if "/he_keras/" not in place[0]] or places
-        text = inner if "; expected" in inner else f"{inner} ({own[-1][0]}, line {own[-1][1]})"
+        place = "" if "; expected" in inner else f" ({own[-1][0]}, line {own[-1][1]})"
+        return textwrap.shorten(inner, _LONGEST_REASON - len(place)) + place
     return textwrap.shorten(text, _LONGEST_REASON)
 
 

@@ -91,6 +91,41 @@ number=20; received an assignment to number
         super().__setattr__(name, value)
 
 
+def is_own(part) -> bool:
+    """Whether an attack, an objective, ... is somebody's own, and not of this package.
+
+    Example:
+        >>> from he_keras.configurable import is_own
+        >>> class Mine:
+        ...     pass
+        >>> is_own(Mine())
+        True
+    """
+    return not type(part).__module__.startswith("he_keras.")
+
+
+def check_built(part, what: str, kind: type, attribute: str) -> None:
+    """Raises a TypeError unless a part found by its name is of a kind, and was set up by it.
+
+    Args:
+        part: what was built.
+        what: what the error calls it, such as "the attack 'mine'".
+        kind: the base class.
+        attribute: one that the `__init__` of the base class sets.
+    """
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"Something else stands for {what}; expected a subclass of {kind.__name__}, or a "
+            f"function that returns one built; received {type(part).__name__}"
+        )
+    if not hasattr(part, attribute):
+        name = type(part).__name__
+        raise TypeError(
+            f"The class {name} is not set up; expected super().__init__(threat, ...) in its "
+            f"__init__; received {what}, whose class does not call it"
+        )
+
+
 def constructor_arguments(kind: type) -> list[str]:
     """Returns the names of the constructor's arguments, also those passed on by `**options`."""
     found: dict[str, None] = {}

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from he_keras.arguments import check_options, suggestion
+from he_keras.arguments import check_options, check_takes, suggestion
 from he_keras.attacks.framework.attack import Attack
-from he_keras.configurable import constructor_arguments
+from he_keras.configurable import check_built, constructor_arguments
 from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
 
@@ -70,9 +70,14 @@ def get(attack: str, threat: ThreatModel, **options) -> Attack:
                 f"received {attack!r} and {argument}={options[argument]!r}"
             )
     name = str(attack) if entry.argument else str(attack).lower()
+    options = {"name": name, **options, **given}
     if isinstance(entry.factory, type):
         _check_options(attack, entry.factory, options)
-    return entry.factory(threat, **{"name": name, **options, **given})
+    else:
+        check_takes(entry.factory, entry.factory.__name__, "threat", **options)
+    built = entry.factory(threat, **options)
+    check_built(built, f"the attack {attack!r}", Attack, "_compiled")
+    return built
 
 
 def _check_options(attack: str, kind: type[Attack], options: dict) -> None:

@@ -293,6 +293,8 @@ def build_objective(config, steps_per_epoch: int | None = None) -> Objective:
     try:
         return objectives.get(name, build_threat(config), **options)
     except TypeError as error:
+        if "; expected" in str(error):
+            raise
         raise ValueError(
             f"Unknown option of objective {name!r}; expected its arguments; received {options}: "
             f"{error}"
@@ -368,7 +370,7 @@ def _check_values(section: str, what: str, schedule, total_steps: int, most: flo
         values = [schedule]
     else:
         steps = np.linspace(0, total_steps - 1, _PROBED_STEPS).round().astype(int)
-        values = [float(schedule(step)) for step in np.unique(steps)]
+        values = [_value(section, schedule(step)) for step in np.unique(steps)]
     wrong = [value for value in values if not -_ROUNDING <= value <= most * (1 + _ROUNDING)]
     if wrong:
         limit = f"0 to {most:g} (threat.epsilon)" if math.isfinite(most) else "0 or more"
@@ -376,6 +378,15 @@ def _check_values(section: str, what: str, schedule, total_steps: int, most: flo
             f"A {what} that leaves its range during the run; expected {limit}: change {section}; "
             f"received {wrong[0]:g}"
         )
+
+
+def _value(section: str, value) -> float:
+    if np.size(value) != 1:
+        raise ValueError(
+            f"A schedule gives a number for each step; expected one: change {section}; received "
+            f"shape {np.shape(value)}"
+        )
+    return float(value)
 
 
 def _length(config, steps_per_epoch: int) -> tuple[int, int]:
@@ -402,6 +413,8 @@ def build_model(config, steps_per_epoch: int) -> HEAdversarialModel:
             evaluation_attack=config.evaluation.validation_attack or None,
             seed=config.seed,
         )
+        if not model.built:
+            model.build((None, *config.network.input_shape))
         model.compile(optimizer=build_optimizer(config, steps_per_epoch))
     finally:
         keras.config.set_dtype_policy(policy_before)

@@ -19,8 +19,9 @@ def normalize(vectors, axis: int = -1):
     underflow in half precision.
     """
     squared_norm = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
-    # Written so that NaN counts as having a direction: it must show, not become zero.
-    has_direction = ~(squared_norm <= _SMALLEST_SQUARED_NORM)
+    # NaN must show, not become zero. TensorFlow's graphs make `>` of `~(... <= ...)`, so it is
+    # asked for by its name.
+    has_direction = (squared_norm > _SMALLEST_SQUARED_NORM) | tf.math.is_nan(squared_norm)
     safe = tf.where(has_direction, squared_norm, tf.ones_like(squared_norm))
     return tf.where(has_direction, vectors * tf.math.rsqrt(safe), tf.zeros_like(vectors))
 

@@ -211,7 +211,8 @@ def _answer_to_zeros(network, input_shape):
     try:
         with tf.init_scope():
             return network(tf.constant(images), training=False)
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+    # It may be any code, in which anything can go wrong.
+    except Exception as error:
         raise ValueError(
             "The network does not run on images; expected one that takes a batch of images, here "
             f"of shape {images.shape}; received {type(network).__name__}: {reason_of(error)}"

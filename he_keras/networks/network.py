@@ -187,6 +187,12 @@ def get(name: str, input_shape: ImageShape | None = None, **options: Any) -> ker
             f"The network {name!r} returned none; expected a keras.Model from images to features; "
             f"received {type(network).__name__}"
         )
+    taken = tuple(network.input_shape[1:]) if hasattr(network, "input_shape") else input_shape
+    if input_shape is not None and taken != tuple(input_shape):
+        raise ValueError(
+            f"The network {name!r} takes other images than it was built for; expected input_shape="
+            f"{tuple(input_shape)}, an argument of its function; received {taken}"
+        )
     return network
 
 

@@ -1,7 +1,7 @@
 """Names of training objectives."""
 
-from he_keras.arguments import check_options
-from he_keras.configurable import constructor_arguments
+from he_keras.arguments import check_options, check_takes
+from he_keras.configurable import check_built, constructor_arguments
 from he_keras.objectives.objective import Objective
 from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
@@ -28,6 +28,12 @@ def get(name: str, threat: ThreatModel | None = None, **options) -> Objective:
         6.0
     """
     kind = _OBJECTIVES[name]
-    if not kind.passes_arguments_on:
-        check_options(f"objective {name!r}", options, constructor_arguments(kind))
-    return kind(threat, **options)
+    if isinstance(kind, type):
+        if not getattr(kind, "passes_arguments_on", False):
+            check_options(f"objective {name!r}", options, constructor_arguments(kind))
+        check_takes(kind.__init__, f"{kind.__name__}.__init__", "self", "threat", **options)
+    else:
+        check_takes(kind, kind.__name__, "threat", **options)
+    built = kind(threat, **options)
+    check_built(built, f"the objective {name!r}", Objective, "label_smoothing")
+    return built

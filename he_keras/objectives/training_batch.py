@@ -1,10 +1,10 @@
 """What a batch for `fit` and `evaluate` must look like: images within bounds, and class numbers."""
 
-import re
-
 import keras
 import tensorflow as tf
 
+from he_keras import refusals
+from he_keras.configurable import is_own
 from he_keras.objectives.objective import TrainingPass
 from he_keras.threat import ThreatModel
 
@@ -14,8 +14,6 @@ _BOUND_TOLERANCE = 1e-6
 _WIDE = 100.0
 #: Arrays are checked in parts of so many examples.
 _CHUNK = 4096
-#: What TensorFlow makes of a failed assertion with a message and two numbers.
-_REFUSED = re.compile(r"assertion failed: \[([A-Z][^\n]*? in)\] \[(\S+)\] \[(\S+)\]")
 
 
 def unpack(data, threat: ThreatModel | None):
@@ -46,7 +44,7 @@ def of_classes(images, labels, sample_weight, num_classes: int):
     """Returns a batch; labels that are none of a model's classes raise an error in the step."""
     inside = (labels >= 0) & (labels < num_classes)
     message = f"Label outside the classes; expected 0..{num_classes - 1}; received labels in"
-    return _only_if(tf.reduce_all(inside), images, message, labels), labels, sample_weight
+    return refusals.only_if(tf.reduce_all(inside), images, message, labels), labels, sample_weight
 
 
 def check_arrays(images, labels, threat: ThreatModel | None, num_classes: int | None) -> None:
@@ -72,24 +70,27 @@ def check_arrays(images, labels, threat: ThreatModel | None, num_classes: int | 
             raise ValueError(error.message) from None
 
 
-def sentence_of(error: tf.errors.InvalidArgumentError) -> str:
-    """Returns the sentence of a batch that a compiled step refused; "" for any other error."""
-    found = _REFUSED.search(error.message)
-    return f"{found[1]} [{found[2]}, {found[3]}]" if found else ""
+def crafted_images(x_adv, images, objective):
+    """Returns what an objective has crafted; raises a ValueError unless that is images.
 
-
-def check_crafted(x_adv, images, objective) -> None:
-    """Raises a ValueError unless an objective has crafted images of the shape that it got."""
+    Of an objective of one's own, numbers and values are checked too, whenever the step runs.
+    """
+    name = f"{type(objective).__name__}.craft"
     if not tf.is_tensor(x_adv) or not x_adv.shape.is_compatible_with(images.shape):
         received = f"shape {x_adv.shape}" if tf.is_tensor(x_adv) else type(x_adv).__name__
         raise ValueError(
-            f"{type(objective).__name__}.craft returned no images; expected a tensor of shape "
-            f"{images.shape}; received {received}"
+            f"{name} returned no images; expected a tensor of shape {images.shape}; "
+            f"received {received}"
         )
+    if not is_own(objective) or not x_adv.dtype.is_floating:
+        return x_adv
+    x_adv = refusals.only_finite(x_adv, f"{name} returned NaN or infinity")
+    message = f"{name} returned too few or too many images"
+    return refusals.one_for_each(x_adv, images, x_adv, message)
 
 
-def check_pass(training_pass, objective) -> None:
-    """Raises a ValueError unless an objective has returned a loss for each example, and logits."""
+def checked_pass(training_pass, images, objective) -> TrainingPass:
+    """Returns a pass; raises a ValueError unless it has a loss for each example, and logits."""
     name = f"{type(objective).__name__}.forward"
     if not isinstance(training_pass, TrainingPass):
         raise ValueError(
@@ -105,6 +106,27 @@ def check_pass(training_pass, objective) -> None:
                 f"{name} forgets a field of its result; expected {field} of shape {shape}; "
                 f"received {received:.60}"
             )
+        if not value.dtype.is_floating:
+            raise ValueError(
+                f"{name} returned {field} without a gradient; expected floating-point numbers; "
+                f"received dtype {value.dtype.name}"
+            )
+    if not is_own(objective):
+        return training_pass
+    losses = training_pass.losses
+    for field in ("losses", "logits"):
+        message = f"{name} returned too few or too many {field}"
+        losses = refusals.one_for_each(getattr(training_pass, field), images, losses, message)
+    return training_pass._replace(losses=losses)
+
+
+def check_gradients(gradients, objective) -> None:
+    """Raises a ValueError if the losses of an objective depend on nothing that is trained."""
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            f"The losses of {type(objective).__name__}.forward train nothing; expected losses of "
+            "model(x_adv, training=True) by operations with gradients; received no gradient"
+        )
 
 
 def check_floating(images) -> None:
@@ -127,14 +149,14 @@ def _of_whole_labels(images, labels):
     if not labels.dtype.is_floating:
         return images
     message = "Labels must be class numbers; expected whole numbers; received labels in"
-    return _only_if(tf.reduce_all(labels == tf.floor(labels)), images, message, labels)
+    return refusals.only_if(tf.reduce_all(labels == tf.floor(labels)), images, message, labels)
 
 
 def _of_positive_weights(images, weights):
     """Returns `images`; a negative weight, which would ascend the loss, and NaN raise an error."""
     message = "Invalid sample weights; expected finite numbers of 0 or more; received weights in"
     is_valid = (weights >= 0) & (weights < weights.dtype.max)
-    return _only_if(tf.reduce_all(is_valid), images, message, weights)
+    return refusals.only_if(tf.reduce_all(is_valid), images, message, weights)
 
 
 def _within_bounds(images, low: float, high: float):
@@ -144,7 +166,7 @@ def _within_bounds(images, low: float, high: float):
         "Images outside the bounds of the threat model, or NaN; expected values in "
         f"[{low}, {high}], with any normalisation inside the network; received values in"
     )
-    return _only_if(tf.reduce_all(inside), images, message, images)
+    return refusals.only_if(tf.reduce_all(inside), images, message, images)
 
 
 def _in_units(images, low: float, high: float):
@@ -157,15 +179,4 @@ def _in_units(images, low: float, high: float):
     )
     # A replica's share of the last batch may be empty.
     is_unit = tf.reduce_all((images >= 0.0) & (images <= 1.0)) & (tf.size(images) > 0)
-    return _only_if(~is_unit, images, message, images)
-
-
-def _only_if(holds, images, message: str, received):
-    """Returns `images`; unless the condition holds, the step raises an error with the extremes."""
-    values = [message, tf.reduce_min(received), tf.reduce_max(received)]
-    if tf.executing_eagerly() and not holds:
-        sentence = f"{message} [{values[1]}, {values[2]}]"
-        raise tf.errors.InvalidArgumentError(None, None, sentence)
-    with tf.control_dependencies([tf.debugging.Assert(holds, values)]):
-        # XLA drops assertions. Where it compiles everything, as on a TPU, the loss becomes NaN.
-        return tf.where(holds, images, tf.constant(float("nan"), images.dtype))
+    return refusals.only_if(~is_unit, images, message, images)

@@ -28,14 +28,16 @@ def one_line_errors():
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        fail(str(error) or type(error).__name__)
+        fail(error)
 
 
 def fail(message: str | Exception, exit_code: int = 2) -> None:
     """Prints one line and exits."""
     if was_interrupted():
         interrupted(_INTERRUPTED)
-    print(f"error: {' '.join(BOLD_TYPE.sub('', str(message)).split())}", file=sys.stderr)
+    own = own_parts.sentence_of(message) if isinstance(message, Exception) else ""
+    text = own or str(message) or type(message).__name__
+    print(f"error: {' '.join(BOLD_TYPE.sub('', text).split())}", file=sys.stderr)
     raise SystemExit(exit_code)
 
 
@@ -110,10 +112,12 @@ def run(main, parse=None) -> None:
             app.run(main, flags_parser=parse or functools.partial(parse_flags, main))
         except KeyboardInterrupt:
             interrupted(_INTERRUPTED)
-        except Exception:
-            if not was_interrupted():
+        except Exception as error:
+            if was_interrupted():
+                interrupted(_INTERRUPTED)
+            if not own_parts.sentence_of(error):
                 raise
-            interrupted(_INTERRUPTED)
+            fail(error, exit_code=1)
 
 
 def parse_flags(main, argv) -> list[str]:

@@ -66,6 +66,8 @@ def main(_argv) -> None:
     except (RuntimeError, OSError, ValueError) as error:
         cli.fail(error, exit_code=1)
     print(_summary(found, search.folder))
+    if search.is_complete and found.get("best") is None:
+        raise SystemExit(1)
 
 
 def _settings():

@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from he_keras.arguments import check_positive, parse_epsilon
+from he_keras.arguments import check_positive, parse_epsilon, reason_of
 from he_keras.registry import Registry
 from he_keras.schedules import by_epoch, by_step
 
@@ -100,7 +101,20 @@ def get(
             f"The schedule {name!r} returned none; expected a LearningRateSchedule of Keras, or a "
             f"number; received {type(schedule).__name__}"
         )
+    _check_saved(name, schedule)
     return schedule
+
+
+def _check_saved(name: str, schedule) -> None:
+    """Raises a TypeError for a schedule that no model file could hold."""
+    try:
+        keras.saving.serialize_keras_object(schedule)
+    # Its code may be anybody's.
+    except Exception as error:
+        raise TypeError(
+            f"The schedule {name!r} cannot be saved; expected get_config() that returns the "
+            f"arguments of its __init__; received {type(error).__name__}: {reason_of(error)}"
+        ) from error
 
 
 def _check_options(name: str, parameters: dict[str, bool], of_the_run: set, given: set) -> None:
@@ -111,7 +125,8 @@ def _check_options(name: str, parameters: dict[str, bool], of_the_run: set, give
         accepted += [_IN_EPOCHS[parameter] for parameter in accepted if parameter in _IN_EPOCHS]
         raise ValueError(
             f"Unknown, repeated or missing option of the schedule {name!r}; expected some of "
-            f"{', '.join(accepted)}; received {', '.join(unknown) or 'no ' + ', '.join(missing)}"
+            f"{', '.join(accepted) or '(it has none)'}; received "
+            f"{', '.join(unknown) or 'no ' + ', '.join(missing)}"
         )
 
 

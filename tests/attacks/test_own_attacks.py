@@ -48,6 +48,51 @@ def test_a_forgotten_field_of_the_result_is_one_sentence(run, part):
     assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("run", "part"),
+    [
+        (
+            lambda images, none: attacks.Crafted(images[:2], none[:2], none[:2]),
+            "too few or too many x_adv; expected one for each image; received numbers in [2, 6]",
+        ),
+        (
+            lambda images, none: attacks.Crafted(tf.repeat(images, 2, 0), none, none),
+            "too few or too many x_adv; expected one for each image; received numbers in [6, 12]",
+        ),
+        (lambda images, none: attacks.Crafted(images, none, none[:1]), "many backward_passes"),
+        (
+            lambda images, none: attacks.Crafted(
+                tf.where(images > 0.5, np.nan, images), none, none
+            ),
+            "NaN or infinity in x_adv; expected finite numbers; received values in [",
+        ),
+    ],
+)
+def test_wrong_numbers_in_the_result_are_one_sentence(run, part):
+    attack = own(lambda self, victim, images, labels, seeds: run(images, passes(labels)))
+    with pytest.raises(ValueError, match="^The attack 'mine' returned [^\n]*$") as error:
+        attack(lambda images: images, IMAGES, LABELS)
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "wanted"),
+    [
+        (lambda threat, name: None, "expected a subclass of Attack, or .*; received NoneType"),
+        (lambda: None, r"expected <lambda>\(threat, name=\.\.\.\); received <lambda>\(\)"),
+        (
+            type("Mine", (attacks.Attack,), {"__init__": lambda self, threat, name="mine": None}),
+            r"The class Mine is not set up; expected super\(\).__init__\(threat, ...\)",
+        ),
+    ],
+)
+def test_what_is_no_attack_is_told_when_it_is_built(monkeypatch, part, wanted):
+    monkeypatch.setattr(attacks.registry, "_ENTRIES", attacks.registry._ENTRIES.copy())
+    attacks.register("mine")(part)
+    with pytest.raises(TypeError, match=wanted):
+        attacks.get("mine", THREAT)
+
+
 def test_a_minimum_norm_attack_returns_distances():
     def run(self, victim, images, labels, seeds):
         return attacks.Crafted(images, passes(labels), passes(labels))

@@ -354,8 +354,11 @@ def test_inference_and_attacks_leave_weights_bit_identical(angle):
     assert np.array_equal(model.predict(images, verbose=0), first)
 
 
-def test_nan_features_give_nan_logits_instead_of_zeros():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nan_features_give_nan_logits_instead_of_zeros(compiled):
     head = CosineHead(3, scale=2.0)
-    logits = head(np.array([[np.nan, 1.0], [1.0, 2.0]], "float32")).numpy()
+    head.build((None, 2))
+    run = tf.function(head.call) if compiled else head
+    logits = run(tf.constant([[np.nan, 1.0], [1.0, 2.0]])).numpy()
     assert np.isnan(logits[0]).all()
     assert np.isfinite(logits[1]).all()

@@ -277,3 +277,11 @@ def test_width_of_a_wide_resnet_is_positive():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="registered twice; .*received 'lenet'"):
         registry.register("lenet")(networks.LeNet)
+
+
+def test_a_network_of_other_images_than_asked_for_is_told(monkeypatch):
+    monkeypatch.setattr(registry, "_NETWORKS", registry._NETWORKS.copy())
+    layers = [keras.Input((5, 5, 1)), keras.layers.Flatten()]
+    registry.register("fixed")(lambda input_shape=(5, 5, 1), name="": keras.Sequential(layers))
+    with pytest.raises(ValueError, match=r"expected input_shape=\(8, 8, 1\), .*received \(5, 5, 1"):
+        networks.get("fixed", (8, 8, 1))

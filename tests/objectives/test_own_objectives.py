@@ -28,6 +28,12 @@ def forward_that_returns(answer):
     return {"forward": forward}
 
 
+def pass_of(answer):
+    return forward_that_returns(
+        lambda losses, logits: objectives.TrainingPass(*answer(losses, logits))
+    )
+
+
 def craft_that_returns(answer):
     return {"craft": lambda self, model, images, labels, seed: answer(images)}
 
@@ -52,12 +58,49 @@ def craft_that_returns(answer):
             "expected a tensor of shape (None, 3); received No",
         ),
         (craft_that_returns(lambda images: images[:, :2]), "received shape (None, 2)"),
+        (
+            craft_that_returns(lambda images: images[:1]),
+            "too few or too many images; expected one for each image; received numbers in [1, 6]",
+        ),
+        (craft_that_returns(lambda images: images * np.nan), "expected finite numbers"),
+        (pass_of(lambda losses, logits: (losses[:1], logits)), "many losses; expected one for"),
+        (pass_of(lambda losses, logits: (losses, logits[:1])), "many logits; expected one for"),
+        (pass_of(lambda losses, logits: (tf.argmax(logits, 1), logits)), "received dtype int64"),
     ],
 )
 def test_a_forgotten_field_of_the_result_is_one_sentence(methods, part):
     with pytest.raises(ValueError, match=r"^Mine\.(craft|forward) [^\n]*$") as error:
         fit(**methods)
     assert part in str(error.value)
+
+
+def test_losses_that_train_nothing_are_told():
+    no_gradient = pass_of(lambda losses, logits: (tf.stop_gradient(losses), logits))
+    with pytest.raises(ValueError, match="The losses of Mine.forward train nothing; expected"):
+        fit(**no_gradient)
+
+
+@pytest.mark.parametrize(
+    ("part", "wanted"),
+    [
+        (lambda threat: None, "expected a subclass of Objective, or .*; received NoneType"),
+        (lambda: None, r"expected <lambda>\(threat\); received <lambda>\(\)"),
+        (
+            type("Mine", (objectives.Objective,), {"__init__": lambda self: None}),
+            r"expected Mine.__init__\(self, threat\); received",
+        ),
+        (
+            type("Mine", (objectives.Objective,), {"__init__": lambda self, threat: None}),
+            r"The class Mine is not set up; expected super\(\).__init__\(threat, ...\)",
+        ),
+    ],
+)
+def test_what_is_no_objective_is_told_when_it_is_built(monkeypatch, part, wanted):
+    known = objectives.registry._OBJECTIVES.copy()
+    monkeypatch.setattr(objectives.registry, "_OBJECTIVES", known)
+    objectives.register("mine")(part)
+    with pytest.raises(TypeError, match=wanted):
+        objectives.get("mine", he.ThreatModel())
 
 
 def test_other_arguments_are_told_before_anything_is_built():

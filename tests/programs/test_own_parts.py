@@ -14,6 +14,7 @@ from he_keras.attacks import registry as attack_registry
 from he_keras.data import loading
 from he_keras.networks import network as network_registry
 from he_keras.objectives import registry as objective_registry
+from he_keras.programs import own_parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "own_parts.md").read_text(encoding="utf-8")
@@ -88,6 +89,7 @@ def test_every_kind_is_known_by_its_name(folder, run, given):
         ("1 / 0", ["--import=broken"], ["Cannot import broken", "ZeroDivisionError"]),
         ("import nowhere_to_be_found", ["--import", "broken"], ["No module named 'nowhere"]),
         ("", ["--impor=broken"], ["Unknown flag", "did you mean '--import'?"]),
+        ("import sys; sys.exit(0)", ["--import=broken"], ["under if __name__ == '__main__'"]),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line(folder, run, text, arguments, parts):
@@ -95,3 +97,28 @@ def test_a_module_that_cannot_be_imported_is_one_line(folder, run, text, argumen
     answer = run("evaluate", *arguments, "--model=broken.py", "--data=digits")
     assert_one_line_error(answer, *parts)
     sys.modules.pop("broken", None)
+
+
+@pytest.mark.parametrize("call", ["at_once", "in_a_graph", "in_numpy"])
+def test_an_error_of_its_code_is_one_sentence_with_the_line(folder, call):
+    """The other parts of the program are not named, and an error that says enough stays."""
+    (folder / "broken.py").write_text(
+        "import tensorflow as tf\n"
+        "def at_once():\n    raise RuntimeError('two\\nlines')\n"
+        "@tf.function\ndef in_a_graph():\n    tf.debugging.assert_less(2.0, 1.0, 'two lines')\n"
+        "def in_numpy():\n    return tf.numpy_function(at_once, [], tf.float32)\n"
+        "def with_a_sentence():\n    raise ValueError('No; expected yes; received no')\n"
+    )
+    own_parts.import_all(["broken"])
+    module = sys.modules["broken"]
+    with pytest.raises(Exception) as error:
+        getattr(module, call)()
+    sentence = own_parts.sentence_of(error.value)
+    assert sentence.startswith("A part of your own does not run; expected") and "\n" not in sentence
+    assert "two lines" in sentence and re.search(r"broken.py, line \d+\)$", sentence)
+    with pytest.raises(ValueError) as error:
+        module.with_a_sentence()
+    assert own_parts.sentence_of(error.value) == ""
+    own_parts.import_all([])
+    assert own_parts.sentence_of(RuntimeError("of the package")) == ""
+    del sys.modules["broken"]

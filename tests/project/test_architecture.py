@@ -31,6 +31,7 @@ ORDER = (
     "drawing",
     "interrupts",
     "status_line",
+    "refusals",
     "balls",
     "threat",
     "layers",

@@ -185,3 +185,15 @@ def test_unknown_option_lists_the_options():
 def test_refuses_invalid_arguments(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_schedule_that_no_file_could_hold_is_told(monkeypatch):
+    class Mine(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, initial):
+            self.initial = initial
+
+    known = schedules.registry.SCHEDULES.copy()
+    monkeypatch.setattr(schedules.registry, "SCHEDULES", known)
+    known["mine"] = Mine
+    with pytest.raises(TypeError, match="'mine' cannot be saved; expected get_config()"):
+        schedules.get("mine", 10, 5, initial=0.1)

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from he_keras import refusals
 from he_keras.arguments import (
     check_choice,
     check_flag,
@@ -42,6 +43,7 @@ from he_keras.attacks.framework.result import (
     Goal,
     Score,
     check_crafted,
+    checked_values,
     concatenate,
     copied,
     merge,
@@ -54,7 +56,7 @@ from he_keras.attacks.framework.victim import (
     check_logits,
 )
 from he_keras.balls import NORMS
-from he_keras.configurable import Configurable, Sealed, constructor_arguments
+from he_keras.configurable import Configurable, Sealed, constructor_arguments, is_own
 from he_keras.losses import MIN_CLASSES
 from he_keras.threat import ThreatModel, bounds_of, check_examples, check_threat
 
@@ -199,7 +201,7 @@ class Attack(Configurable, Sealed):
         targets = {"targets": goal.targets} if goal.is_targeted else {}
         crafted = self.run(victim, images, goal.labels, seeds, **targets)
         check_crafted(crafted, images, self.name, self.minimum_norm)
-        return crafted
+        return checked_values(crafted, images, self.name) if is_own(self) else crafted
 
     def check_runs_inside_graphs(self, xla: bool = False) -> None:
         """Raises an error if this attack cannot run inside another function.
@@ -339,8 +341,7 @@ class Attack(Configurable, Sealed):
 
         Keras never runs layers with autograph. Without it, tracing takes a fifth less time.
         """
-        is_ours = type(self).__module__.startswith("he_keras.")
-        return not (is_ours and isinstance(victim.model, keras.layers.Layer))
+        return is_own(self) or not isinstance(victim.model, keras.layers.Layer)
 
     def _run_compiled(self, images, goal: Goal, seeds) -> tuple[dict[str, Any], np.ndarray]:
         """Returns the columns of the result, and the margins of the clean images."""
@@ -349,7 +350,13 @@ class Attack(Configurable, Sealed):
         if self.runs_in_graph:
             # Tensors of unknown batch size keep one trace for every size.
             compiled = self._traced(images, goal)
-        outcome = compiled(tf.constant(images), goal, tf.constant(seeds))
+        try:
+            outcome = compiled(tf.constant(images), goal, tf.constant(seeds))
+        except tf.errors.InvalidArgumentError as error:
+            sentence = refusals.sentence_of(error)
+            if not sentence:
+                raise
+            raise ValueError(sentence) from None
         columns = {name: tensor.numpy() for name, tensor in outcome.items()}
         return columns, columns.pop("clean_margin")
 

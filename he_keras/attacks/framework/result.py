@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from he_keras import losses
+from he_keras import losses, refusals
 from he_keras.attacks.framework.rows import select_rows
 
 
@@ -225,6 +225,23 @@ def check_crafted(crafted, images, attack: str, needs_distance: bool) -> None:
             f"The attack {attack!r} changed the shape of the images; expected {images.shape}; "
             f"received x_adv of shape {x_adv.shape}"
         )
+
+
+def checked_values(crafted: Crafted, images, attack: str) -> Crafted:
+    """Returns the result of an attack of one's own; its numbers are checked when it runs.
+
+    Args:
+        crafted: what `run` returned.
+        images: the images that it got.
+        attack: the attack's name.
+    """
+    name = f"The attack {attack!r}"
+    x_adv = refusals.only_finite(crafted.x_adv, f"{name} returned NaN or infinity in x_adv")
+    for field in ("x_adv", "forward_passes", "backward_passes"):
+        message = f"{name} returned too few or too many {field}"
+        rows = tf.convert_to_tensor(getattr(crafted, field))
+        x_adv = refusals.one_for_each(rows, images, x_adv, message)
+    return crafted._replace(x_adv=x_adv)
 
 
 @dataclasses.dataclass(frozen=True)
