@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: Rows of a square matrix that keeps all units busy, and how often it is multiplied.
+_PRODUCT_SIZE, _PRODUCT_ROUNDS = 2048, 5
+
 
 class Convolution(NamedTuple):
     """Shape of a convolution: input and kernel as TensorFlow writes them."""
@@ -149,14 +152,14 @@ def _operation(kind: str, convolution: Convolution, images, kernel, outputs):
     )
 
 
-def peak_flops(dtype: str, size: int = 2048, rounds: int = 5) -> float:
-    """Returns the floating-point operations per second of a matrix product, best of some."""
+def peak_flops(dtype: str) -> float:
+    """Returns the floating-point operations per second of a matrix product, the best of five."""
     import tensorflow as tf
 
     dtype = "bfloat16" if dtype == "mixed_bfloat16" else dtype
-    left = tf.cast(tf.random.stateless_normal([size, size], (0, 0)), dtype)
+    left = tf.cast(tf.random.stateless_normal([_PRODUCT_SIZE, _PRODUCT_SIZE], (0, 0)), dtype)
     multiply = tf.function(lambda: tf.linalg.matmul(left, left)[0, 0])
-    return 2.0 * size**3 / best_seconds(multiply, rounds)
+    return 2.0 * _PRODUCT_SIZE**3 / best_seconds(multiply, _PRODUCT_ROUNDS)
 
 
 def best_seconds(compiled, rounds: int) -> float:

@@ -20,6 +20,9 @@ import numpy as np
 from he_keras.benchmarks.training import OURS, Cell
 from he_keras.benchmarks.training_worker import Worker
 
+#: The memory is looked at so often.
+_LOOKS = 10
+
 
 @dataclasses.dataclass
 class Growth:
@@ -123,15 +126,15 @@ def _timed(cells: dict[Any, Cell], rounds: int) -> tuple[dict, dict]:
     return best, first
 
 
-def _memory_over(cell: Cell, steps: int, looks: int = 10) -> list[tuple[int, int]]:
-    """Steps done and resident bytes, at so many looks."""
+def _memory_over(cell: Cell, steps: int) -> list[tuple[int, int]]:
+    """Steps done and resident bytes, looked at ten times."""
     found = []
     with Worker(OURS, cell) as worker:
         worker.ask("first")
-        for look in range(1, looks + 1):
-            for _ in range(steps // looks):
+        for look in range(1, _LOOKS + 1):
+            for _ in range(steps // _LOOKS):
                 worker.ask("step")
-            found.append((look * (steps // looks), worker.ask("resident")))
+            found.append((look * (steps // _LOOKS), worker.ask("resident")))
     return found
 
 

@@ -117,7 +117,7 @@ def negative_log_likelihood(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(-_log_softmax(logits)[np.arange(len(labels)), labels].mean())
 
 
-def expected_calibration_error(logits, labels, num_bins: int = NUM_BINS) -> float:
+def expected_calibration_error(logits, labels) -> float:
     """Returns the mean distance between confidence and accuracy, over bins of confidence.
 
     Bins have equal width; each weighs as much as it has images.
@@ -132,7 +132,7 @@ def expected_calibration_error(logits, labels, num_bins: int = NUM_BINS) -> floa
     probabilities = np.exp(_log_softmax(logits))
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     # A confidence of exactly 1 belongs to the last bin.
-    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
     gaps = [abs(np.sum(confidence[bins == each] - right[bins == each])) for each in set(bins)]
     return float(np.sum(gaps) / len(labels))
 

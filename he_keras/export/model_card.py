@@ -40,14 +40,12 @@ class Provenance:
     """Where a model comes from. What is not known is None.
 
     Attributes:
-        name: the model's name; default: the name of the folder that it is exported to.
         source: the file or run folder that the model was loaded from.
         config: the configuration of its training, as plain data.
         report: the `report.json` of its evaluation, as plain data.
         report_file: the file that the report was read from.
     """
 
-    name: str | None = None
     source: str | None = None
     config: dict | None = None
     report: dict | None = None

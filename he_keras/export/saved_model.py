@@ -71,7 +71,7 @@ def export_saved_model(
     resize = usual_resize(served.image_shape) if resize is None else resize
     check_choice("resize", resize, RESIZES)
     provenance = provenance or Provenance()
-    name = provenance.name or pathlib.Path(directory).resolve().name
+    name = pathlib.Path(directory).resolve().name
 
     def write(folder: pathlib.Path) -> None:
         signatures = _write(served, resize, folder)

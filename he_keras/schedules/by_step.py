@@ -16,6 +16,9 @@ from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, Piecew
 from he_keras.arguments import check_positive, is_increasing, parse_epsilon
 from he_keras.configurable import Configurable
 
+#: The defaults of PyTorch's `CyclicLR`, which FastAT uses.
+_LOW_MOMENTUM, _HIGH_MOMENTUM = 0.8, 0.9
+
 
 @keras.saving.register_keras_serializable(package="he_keras")
 class PiecewiseLinear(Configurable, LearningRateSchedule):
@@ -134,10 +137,8 @@ def triangular(
     return PiecewiseLinear([0, peak_fraction * total_steps, total_steps], [start, peak, end])
 
 
-def cyclic_momentum(
-    total_steps: int, peak_fraction: float = 0.5, low: float = 0.8, high: float = 0.9
-) -> PiecewiseLinear:
-    """Returns the momentum cycle `high` -> `low` -> `high`, lowest where the learning rate peaks.
+def cyclic_momentum(total_steps: int, peak_fraction: float = 0.5) -> PiecewiseLinear:
+    """Returns the momentum cycle 0.9 -> 0.8 -> 0.9, lowest where the learning rate peaks.
 
     Give it the `total_steps` and `peak_fraction` of the `triangular` learning rate that it goes
     with.
@@ -145,10 +146,10 @@ def cyclic_momentum(
     Args:
         total_steps: length of the whole run.
         peak_fraction: share of the run after which the momentum is lowest.
-        low: the lowest momentum.
-        high: the momentum at both ends.
     """
-    return triangular(low, total_steps, peak_fraction, start=high, end=high)
+    return triangular(
+        _LOW_MOMENTUM, total_steps, peak_fraction, start=_HIGH_MOMENTUM, end=_HIGH_MOMENTUM
+    )
 
 
 def cosine(

@@ -65,7 +65,7 @@ def get(
     * triangular: `peak`, `peak_fraction` = 0.5, `start` = 0, `end` = 0;
     * cosine: `initial`, `warmup_epochs` = 0 (or `warmup_steps`), `final` = 0;
     * piecewise, straight lines between points: `epochs` (or `steps`), `values`;
-    * cyclic_momentum: `peak_fraction` = 0.5, `low` = 0.8, `high` = 0.9;
+    * cyclic_momentum: `peak_fraction` = 0.5;
     * warm_up: `target`, `num_epochs`, `unit`.
 
     Those of `he_keras.schedules.by_epoch`, each with `unit` = "epoch" (or "batch"), `minimum` and

@@ -48,16 +48,13 @@ class CleanCheck(NamedTuple):
         return text if self.looks_right else f"{text} This does not look like the published model."
 
 
-def check_clean(
-    model: Any, dataset: Any, published: float | None = None, num_examples: int = NUM_EXAMPLES
-) -> CleanCheck:
-    """Measures the clean accuracy of a model on the first images of a data set.
+def check_clean(model: Any, dataset: Any, published: float | None = None) -> CleanCheck:
+    """Measures the clean accuracy of a model on the first 200 images of a data set.
 
     Args:
         model: a callable from images to logits.
         dataset: the test images, a data set of `he_keras.data`.
         published: the published accuracy in percent, or None.
-        num_examples: how many images to take.
 
     Example:
         >>> import he_keras as he
@@ -69,7 +66,7 @@ def check_clean(
     """
     correct = [
         np.argmax(np.asarray(model(images)), axis=1) == np.asarray(labels)
-        for images, labels in eval_pipeline(dataset, 50, limit=num_examples)
+        for images, labels in eval_pipeline(dataset, 50, limit=NUM_EXAMPLES)
     ]
     answers = np.concatenate(correct)
     return CleanCheck(int(answers.sum()), len(answers), published)

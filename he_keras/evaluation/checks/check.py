@@ -284,7 +284,6 @@ class AttackedSample(Sample):
         num_steps: steps of the iterated attack that most checks use.
         num_queries: queries of the attack without gradients.
         num_points: random points that are tried around each image.
-        num_planted: images around which an adversarial image is planted.
         seed: seed of all draws.
         curve: result of `epsilon_curve`; None measures one where it is needed.
         still_correct: flags for the same images that an evaluation left, by name of the attack.
@@ -301,14 +300,12 @@ class AttackedSample(Sample):
         num_steps: int = 20,
         num_queries: int = 200,
         num_points: int = 100,
-        num_planted: int = 16,
         seed: int = 0,
         curve: dict | None = None,
         still_correct: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         super().__init__(model, *check_examples(threat, images, labels), threat)
-        self.num_steps, self.num_queries = num_steps, num_queries
-        self.num_points, self.num_planted = num_points, num_planted
+        self.num_steps, self.num_queries, self.num_points = num_steps, num_queries, num_points
         self.seed, self.curve, self.still_correct = seed, curve, still_correct
         self.victim = Victim(model, logit_scale)
         self.function = compiled(

@@ -159,10 +159,6 @@ def sanity_checks(
     threat: ThreatModel,
     *,
     num_examples: int = 64,
-    num_steps: int = 20,
-    num_queries: int = 200,
-    num_points: int = 100,
-    num_planted: int = 16,
     logit_scale: float | str = "model",
     seed: int = 0,
     curve: dict | None = None,
@@ -177,10 +173,6 @@ def sanity_checks(
         labels: integer labels.
         threat: the threat model.
         num_examples: how many of the images to use, from the first.
-        num_steps: steps of the iterated attack.
-        num_queries: queries of the attack without gradients.
-        num_points: random points tried around each image.
-        num_planted: images around which an adversarial image is planted.
         logit_scale: see `he_keras.attacks.Victim`.
         seed: seed of all draws.
         curve: result of `epsilon_curve`; None measures one.
@@ -189,10 +181,16 @@ def sanity_checks(
     """
     check_positive_integer("num_examples", num_examples)
     images, labels = np.asarray(images)[:num_examples], np.asarray(labels)[:num_examples]
-    options: dict[str, Any] = {"num_steps": num_steps, "num_queries": num_queries, "seed": seed}
-    options |= {"num_points": num_points, "num_planted": num_planted}
-    options |= {"curve": curve, "still_correct": still_correct}
-    sample = AttackedSample(model, images, labels, threat, logit_scale, **options)
+    sample = AttackedSample(
+        model,
+        images,
+        labels,
+        threat,
+        logit_scale,
+        seed=seed,
+        curve=curve,
+        still_correct=still_correct,
+    )
     return _run("after", sample, show_progress)
 
 

@@ -325,9 +325,7 @@ def can_show(images: np.ndarray) -> bool:
     return images.ndim == 4 and images.shape[-1] in (1, 3) and images.size > 0
 
 
-def make_album(
-    clean: np.ndarray, adversarial: np.ndarray, bounds, budget: int = PICTURE_BUDGET
-) -> Album:
+def make_album(clean: np.ndarray, adversarial: np.ndarray, bounds) -> Album:
     """Encodes every example, shrunk just as far as the budget asks for."""
     original = max(clean.shape[1:3])
     sides = [original, *(side for side in _SHRUNK_SIDES if side < original)]
@@ -336,7 +334,7 @@ def make_album(
             _triple(*pair, bounds, side) for pair in zip(clean, adversarial, strict=True)
         )
         size = sum(len(each.clean + each.adversarial + each.difference) for each in triples)
-        if size <= budget:
+        if size <= PICTURE_BUDGET:
             break
     return Album(triples, side, original)
 
