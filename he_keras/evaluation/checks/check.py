@@ -20,6 +20,7 @@ from he_keras.evaluation.statistics import (
     fewest_beyond,
     fewest_gains,
     resolution,
+    share_exceeds,
 )
 from he_keras.threat import ThreatModel
 
@@ -150,6 +151,25 @@ def paired_outcome(pairs: Sequence[Pair], at_stake: int, share: float, words: Wo
         return any(pair.exceeds(share, level) for pair in pairs)
 
     return _outcome(is_beyond, share, words, needed, total)
+
+
+def mean_outcome(
+    parts: np.ndarray, wholes: np.ndarray, share: float, verdict: str, words: Wording
+) -> Outcome:
+    """Passes unless the parts are more than a share of all wholes together, beyond chance.
+
+    Args:
+        parts: one for each image.
+        wholes: what each is a part of.
+        share: of the wholes, that does not matter.
+        verdict: if the parts are more than that.
+        words: what to say.
+    """
+    is_beyond, least = share_exceeds(parts, wholes, share)
+    limit = f"with {len(parts)} images less than {least:.1%} cannot be told from {share:.0%}"
+    if is_beyond:
+        return Outcome(verdict, words.figure, words.bad, limit)
+    return passed(words.figure, words.good, limit)
 
 
 def _outcome(

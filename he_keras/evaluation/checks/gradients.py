@@ -20,7 +20,9 @@ from he_keras.evaluation.checks.check import (
     CleanSample,
     Outcome,
     Sample,
+    Wording,
     failed,
+    mean_outcome,
     passed,
     skipped,
     warned,
@@ -178,18 +180,13 @@ def gradient_direction(sample: CleanSample) -> Outcome:
     if not size.any():
         return skipped("The loss does not move along the gradient: see zero-gradients.")
     error = np.nan_to_num(np.abs(actual - expected))
-    figure = f"{error.sum() / size.sum():.0%} of the change differs at a hundredth of epsilon"
-    is_off, least = share_exceeds(error, size, _DISAGREEMENT)
-    limit = f"with {len(size)} images less than {least:.0%} cannot be told from {_DISAGREEMENT:.0%}"
-    if not is_off:
-        message = "A short step along the gradient changes the loss as the gradient says."
-        return passed(figure, message, limit)
-    return failed(
-        figure,
+    words = Wording(
+        f"{error.sum() / size.sum():.0%} of the change differs at a hundredth of epsilon",
+        "A short step along the gradient changes the loss as the gradient says.",
         "The gradient does not say how the loss changes (shattered, rounded or replaced): attack "
         "a smooth stand-in of the layer that does this, and use square-5000 and transfer attacks.",
-        limit,
     )
+    return mean_outcome(error, size, _DISAGREEMENT, "fail", words)
 
 
 def noisy_loss_surface(sample: CleanSample) -> Outcome:

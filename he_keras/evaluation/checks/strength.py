@@ -23,18 +23,17 @@ from he_keras.evaluation.checks.check import (
     Wording,
     compiled,
     failed,
+    mean_outcome,
     paired_outcome,
     passed,
     points,
     skipped,
     surplus_outcome,
-    warned,
 )
 from he_keras.evaluation.statistics import (
     FEWEST_VALUES,
     Pair,
     resolution,
-    share_exceeds,
 )
 from he_keras.layers import CosineHead
 from he_keras.precision import change_by_rounding
@@ -122,18 +121,13 @@ def plateaued_loss(sample: AttackedSample) -> Outcome:
         )
         return failed("no margin fell", message)
     late = (sample.plain_result.margin - later)[rows] / fall[rows]
-    figure = f"{late.mean():.1%} of the fall of the margin comes after {sample.num_steps} steps"
-    is_late, least = share_exceeds(late, np.ones(len(late)), _LATE_SHARE)
-    limit = f"with {len(late)} images less than {least:.1%} cannot be told from {_LATE_SHARE:.0%}"
-    if not is_late:
-        message = "The loss has come to rest."
-        return passed(figure, message, limit)
-    return warned(
-        figure,
+    words = Wording(
+        f"{late.mean():.1%} of the fall of the margin comes after {sample.num_steps} steps",
+        "The loss has come to rest.",
         "The attack had not converged when it stopped: report attacks of at least 100 steps, with "
         "a step size that is chosen for you (autoattack).",
-        limit,
     )
+    return mean_outcome(late, np.ones(len(late)), _LATE_SHARE, "warn", words)
 
 
 def more_restarts(sample: AttackedSample) -> Outcome:
