@@ -25,13 +25,9 @@ from he_keras.attacks.framework.agreement import standing_still
 from he_keras.attacks.framework.ensemble import parts
 from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
 from he_keras.evaluation.checks.check import Check
-from he_keras.evaluation.report.robustness_report import (
-    RESERVED,
-    RobustnessReport,
-    pictures_of_unbroken,
-    summarize,
-    write_report,
-)
+from he_keras.evaluation.report import write_html
+from he_keras.evaluation.report.report_files import pictures_of_unbroken, write_report
+from he_keras.evaluation.report.robustness_report import RESERVED, RobustnessReport, summarize
 from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns
 from he_keras.evaluation.run.cost import (
     Cost,
@@ -259,6 +255,7 @@ def _evaluate(plan: _Plan) -> RobustnessReport:
         pictures = pictures_of_unbroken(runs, plan.examples, plan.shard, plan.merge)
         if plan.shard is None:
             write_report(report, runs, plan.examples, settings, plan.folder, pictures)
+            write_html(plan.folder)
     return report
 
 

@@ -188,7 +188,7 @@ def _plan_of_protocol(config, model):
 
 def _add_corruptions(model, dataset, bounds, folder) -> str:
     from he_keras.evaluation import evaluate_corruptions
-    from he_keras.evaluation.report.robustness_report import add_to_report
+    from he_keras.evaluation.report import add_to_report
 
     report = evaluate_corruptions(
         model,

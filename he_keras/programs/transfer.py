@@ -25,7 +25,7 @@ def main(arguments) -> None:
 
 def _transfer(paths: list[str]) -> str:
     from he_keras.evaluation import transfer_matrix, write_transfer
-    from he_keras.evaluation.report.robustness_report import add_to_report, check_belongs
+    from he_keras.evaluation.report import add_to_report, check_belongs
     from he_keras.evaluation.transfer_matrix import DEFAULT_ATTACKS
     from he_keras.files import make_writable
     from he_keras.model_files import load_classifier

@@ -14,7 +14,7 @@ from he_keras import ThreatModel, data
 from he_keras.data import corruptions
 from he_keras.evaluation import corruption_benchmark, evaluate_robustness
 from he_keras.evaluation.corruption_benchmark import ALEXNET_ERRORS, evaluate_corruptions
-from he_keras.evaluation.report.robustness_report import add_to_report
+from he_keras.evaluation.report import add_to_report
 
 ALL = (*corruptions.CORRUPTIONS, *corruptions.EXTRA_CORRUPTIONS)
 SEVERITIES = (1, 2, 3, 4, 5)

@@ -107,6 +107,26 @@ def test_no_test_imports_another():
     assert len(tests) > 100 and found == []
 
 
+def folders_without_a_twin(tests, package):
+    """Returns the folders of tests and of the package that only one of them has.
+
+    `model` has the tests of the files that stand in no folder.
+    """
+    others = {"builders", "faults", "goldens", "model", "project"}
+    of_tests = {path.parent.name for path in tests.glob("*/*.py")} - others
+    return sorted(of_tests ^ {path.parent.name for path in package.glob("*/__init__.py")})
+
+
+def test_the_folders_of_tests_mirror_the_package(tmp_path):
+    assert folders_without_a_twin(FOLDER, FOLDER.parent / "he_keras") == []
+    assert [path for path in FOLDER.rglob("test_*.py") if path.parent.parent != FOLDER] == []
+    for path in ("tests/attakcs/test_a.py", "tests/model/test_b.py", "he_keras/zoo/__init__.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    found = folders_without_a_twin(tmp_path / "tests", tmp_path / "he_keras")
+    assert found == ["attakcs", "zoo"]
+
+
 def test_the_tests_that_ci_names_exist():
     root = FOLDER.parent
     named = re.findall(r"tests/\S+\.py", (root / ".ci" / "run").read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from he_keras.attacks import Attack, get
-from he_keras.evaluation.report.stored_report import StoredReport, read_report
+from he_keras.evaluation.report.report_files import StoredReport, read_report
 from he_keras.evaluation.run.examples import PREFIX, DataDigest, Examples
 from he_keras.threat import ThreatModel
 

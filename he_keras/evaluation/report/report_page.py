@@ -17,8 +17,8 @@ from he_keras.evaluation.report.page import (
     moment,
     page,
 )
-from he_keras.evaluation.report.stored_report import StoredReport, read_report
-from he_keras.files import replacing
+from he_keras.evaluation.report.report_files import StoredReport, check_belongs, read_report
+from he_keras.files import read_json, replacing, write_json
 
 #: More classes than this do not fit a matrix that anyone can read.
 MAX_MATRIX_CLASSES = 20
@@ -63,6 +63,15 @@ def write_html(folder) -> pathlib.Path:
     with replacing(path) as temporary:
         temporary.write_text(content, encoding="utf-8")
     return path
+
+
+def add_to_report(folder: pathlib.Path, **sections) -> pathlib.Path:
+    """Adds sections of `docs/reference/report.md` to a report; returns the path of the page."""
+    path = folder / "report.json"
+    for section in sections.values():
+        check_belongs(folder, section)
+    write_json(path, {**read_json(path), **sections})
+    return write_html(folder)
 
 
 def _report_page(stored: StoredReport) -> str:

@@ -1,36 +1,22 @@
-"""The result of an evaluation as an object and as files.
-
-`docs/reference/report.md` describes each field.
-"""
+"""The result of an evaluation as an object: its figures, as text and as plain data."""
 
 import collections
 import dataclasses
 import datetime
-import pathlib
 import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from he_keras.attacks.framework.ensemble import parts
 from he_keras.environment import environment
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.report.page import notebook_table
-from he_keras.evaluation.report.report_page import write_html
-from he_keras.evaluation.report.stored_report import (
-    GALLERY,
-    PER_EXAMPLE,
-    SCHEMA_VERSION,
-    digests_of,
-)
 from he_keras.evaluation.run.attack_runs import AttackRow, AttackRuns
-from he_keras.evaluation.run.examples import Examples
-from he_keras.evaluation.run.facts import for_report, section_differences, shown
-from he_keras.evaluation.run.journal import read_batch
 from he_keras.evaluation.statistics import share_of, wilson_interval
-from he_keras.files import read_json, write_json, write_npz
 from he_keras.threat import ThreatModel
 
+#: The version of report.json that is written, and that the page understands.
+SCHEMA_VERSION = 1
 #: Columns of `per_example.npz` that no attack may be named after.
 RESERVED = (
     "clean",
@@ -41,7 +27,6 @@ RESERVED = (
     "margin",
     "distance",
 )
-_GALLERY_SIZE = 6
 # The short form names so many.
 _SHOWN_ATTACKS = 5
 _SHOWN_CLASSES = 1000
@@ -264,129 +249,3 @@ def _confusion(runs: AttackRuns, positions) -> np.ndarray:
     known = (pairs[0] < num_classes) & (0 <= pairs[1]) & (pairs[1] < num_classes)
     np.add.at(counts, (pairs[0][known], pairs[1][known]), 1)
     return counts
-
-
-def write_report(
-    report: RobustnessReport,
-    runs: AttackRuns,
-    examples: Examples,
-    settings: dict,
-    folder,
-    pictures: dict[str, np.ndarray],
-) -> pathlib.Path:
-    """Writes all files of a report; returns the path of the page."""
-    worst = runs.worst
-    content = report.to_json()
-    content["title"] = f"Robustness of {_name_of(folder)}"
-    content["settings"] = for_report(settings)
-    names = [row.name for row in report.rows]
-    content["gallery"], shown = _gallery(runs, examples, names, pictures)
-    write_npz(folder / GALLERY, shown)
-    write_npz(
-        folder / PER_EXAMPLE,
-        {
-            "labels": runs.labels,
-            "clean_prediction": runs.clean_prediction,
-            "adversarial_prediction": worst.prediction,
-            "broken_by": worst.broken_by,
-            "margin": worst.margin,
-            "distance": worst.distance,
-            **report.correct,
-        },
-    )
-    content["files"] = digests_of(folder)
-    write_json(folder / "report.json", content)
-    return write_html(folder)
-
-
-def _name_of(folder: pathlib.Path) -> str:
-    """The name of the run if the folder is its `evaluation`, else the folder's."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "evaluation" else folder.name
-
-
-def add_to_report(folder: pathlib.Path, **sections) -> pathlib.Path:
-    """Adds sections of `docs/reference/report.md` to a report; returns the path of the page."""
-    path = folder / "report.json"
-    for section in sections.values():
-        check_belongs(folder, section)
-    write_json(path, {**read_json(path), **sections})
-    return write_html(folder)
-
-
-def check_belongs(folder: pathlib.Path, section: dict) -> None:
-    """Raises a ValueError if a section is not of a report's model, images and threat model."""
-    path = folder / "report.json"
-    found = section_differences(read_json(path), section)
-    if found:
-        raise ValueError(
-            "The report is of another evaluation; expected results of its model, images and threat "
-            f"model; received {shown(found)} for {path}; use another output_dir"
-        )
-
-
-def pictures_of_unbroken(
-    runs: AttackRuns, examples: Examples, shard: tuple[int, int] | None, merge: bool
-) -> dict[str, np.ndarray]:
-    """Returns the first attack's strongest images of the unbroken examples of largest margin.
-
-    They are found once more, because an evaluation records only what it broke. A shard records
-    them for the merge, which attacks nothing.
-    """
-    if merge:
-        return runs.journal.recall_pictures()
-    easiest = _easiest_first(runs)[:_GALLERY_SIZE]
-    held = examples.at(easiest)
-    attack = parts(runs.attacks[0])[0]
-    pictures = {"positions": easiest, "x_adv": held}
-    pictures |= {"margin": runs.worst.margin[easiest], "distance": runs.worst.distance[easiest]}
-    if len(held):
-        result = attack(runs.model, held, runs.labels[easiest], example_ids=easiest)
-        distance = attack.threat.distance(result.x_adv, held).numpy()
-        pictures |= {"x_adv": result.x_adv, "margin": result.margin, "distance": distance}
-    if shard is not None:
-        runs.journal.record_pictures(shard, pictures)
-    return pictures
-
-
-def _easiest_first(runs: AttackRuns) -> np.ndarray:
-    """The positions of the unbroken examples, the largest margin first."""
-    unbroken = np.flatnonzero(runs.done & (runs.worst.broken_by == -1))
-    return unbroken[np.argsort(-runs.worst.margin[unbroken], kind="stable")]
-
-
-def _gallery(
-    runs: AttackRuns, examples: Examples, names, pictures: dict[str, np.ndarray]
-) -> tuple[list[dict], dict]:
-    """The broken examples of the most negative margin, and the unbroken ones of the largest.
-
-    The pictures of an unbroken example show the strongest image of the first attack, with the
-    margin and the distance of that image.
-    """
-    by_margin = np.argsort(runs.worst.margin, kind="stable")
-    broken_by = runs.worst.broken_by[by_margin]
-    hardest = by_margin[broken_by >= 0][:_GALLERY_SIZE]
-    row_of = {int(position): row for row, position in enumerate(pictures["positions"])}
-    easiest = [each for each in _easiest_first(runs) if int(each) in row_of][:_GALLERY_SIZE]
-    rows = [row_of[int(position)] for position in easiest]
-    clean = examples.at([*hardest, *easiest])
-    places = [runs.worst.file_and_row[int(position)] for position in hardest]
-    found = [read_batch(path).x_adv[row] for path, row in places]
-    found += [pictures["x_adv"][row] for row in rows]
-    margins = [*runs.worst.margin[hardest], *pictures["margin"][rows]]
-    distances = [*runs.worst.distance[hardest], *pictures["distance"][rows]]
-    entries = [
-        {
-            "position": int(position),
-            "label": int(runs.labels[position]),
-            "clean_prediction": int(runs.clean_prediction[position]),
-            "adversarial_prediction": int(runs.worst.prediction[position]),
-            "kind": "hardest" if number < len(hardest) else "easiest",
-            "broken_by": names[runs.worst.broken_by[position]] if number < len(hardest) else None,
-            "distance": float(distances[number]),
-            "margin": float(margins[number]),
-        }
-        for number, position in enumerate((*hardest, *easiest))
-    ]
-    adversarial = np.array(found, clean.dtype).reshape(clean.shape)
-    return entries, {"clean": clean, "adversarial": adversarial}

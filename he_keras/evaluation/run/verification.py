@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from he_keras.evaluation.report.stored_report import read_per_example
+from he_keras.evaluation.report.report_files import read_per_example
 from he_keras.evaluation.run.examples import Block, DataDigest, Examples, Scorer
 from he_keras.evaluation.run.facts import differences, for_report, section_differences, shown
 from he_keras.evaluation.run.identity import function_differences, has_answers

@@ -1,4 +1,7 @@
-"""The files of one report, read and checked."""
+"""The files of one report, written and read: `report.json`, and the arrays beside it.
+
+`docs/reference/report.md` describes each field and each array.
+"""
 
 import dataclasses
 import hashlib
@@ -7,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from he_keras.files import read_json, read_npz
-
-#: The version of report.json that the page understands.
-SCHEMA_VERSION = 1
+from he_keras.attacks.framework.ensemble import parts
+from he_keras.evaluation.report.robustness_report import SCHEMA_VERSION, RobustnessReport
+from he_keras.evaluation.run.attack_runs import AttackRuns
+from he_keras.evaluation.run.examples import Examples
+from he_keras.evaluation.run.facts import for_report, section_differences, shown
+from he_keras.evaluation.run.journal import read_batch
+from he_keras.files import read_json, read_npz, write_json, write_npz
 
 _REQUIRED = {
     "mode": str,
@@ -24,6 +30,128 @@ _ARRAYS = ("labels", "clean", "broken_by")
 _PICTURES = ("clean", "adversarial")
 #: The files in the folder of report.json.
 PER_EXAMPLE, GALLERY = "per_example.npz", "gallery.npz"
+_GALLERY_SIZE = 6
+
+
+def write_report(
+    report: RobustnessReport,
+    runs: AttackRuns,
+    examples: Examples,
+    settings: dict,
+    folder,
+    pictures: dict[str, np.ndarray],
+) -> None:
+    """Writes `report.json` and the arrays beside it."""
+    worst = runs.worst
+    content = report.to_json()
+    content["title"] = f"Robustness of {_name_of(folder)}"
+    content["settings"] = for_report(settings)
+    names = [row.name for row in report.rows]
+    content["gallery"], shown = _gallery(runs, examples, names, pictures)
+    write_npz(folder / GALLERY, shown)
+    write_npz(
+        folder / PER_EXAMPLE,
+        {
+            "labels": runs.labels,
+            "clean_prediction": runs.clean_prediction,
+            "adversarial_prediction": worst.prediction,
+            "broken_by": worst.broken_by,
+            "margin": worst.margin,
+            "distance": worst.distance,
+            **report.correct,
+        },
+    )
+    content["files"] = digests_of(folder)
+    write_json(folder / "report.json", content)
+
+
+def _name_of(folder: pathlib.Path) -> str:
+    """The name of the run if the folder is its `evaluation`, else the folder's."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "evaluation" else folder.name
+
+
+def digests_of(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the digests of the files next to `report.json`, which `read_report` compares."""
+    return {name: _digest(folder / name) for name in (PER_EXAMPLE, GALLERY)}
+
+
+def pictures_of_unbroken(
+    runs: AttackRuns, examples: Examples, shard: tuple[int, int] | None, merge: bool
+) -> dict[str, np.ndarray]:
+    """Returns the first attack's strongest images of the unbroken examples of largest margin.
+
+    They are found once more, because an evaluation records only what it broke. A shard records
+    them for the merge, which attacks nothing.
+    """
+    if merge:
+        return runs.journal.recall_pictures()
+    easiest = _easiest_first(runs)[:_GALLERY_SIZE]
+    held = examples.at(easiest)
+    attack = parts(runs.attacks[0])[0]
+    pictures = {"positions": easiest, "x_adv": held}
+    pictures |= {"margin": runs.worst.margin[easiest], "distance": runs.worst.distance[easiest]}
+    if len(held):
+        result = attack(runs.model, held, runs.labels[easiest], example_ids=easiest)
+        distance = attack.threat.distance(result.x_adv, held).numpy()
+        pictures |= {"x_adv": result.x_adv, "margin": result.margin, "distance": distance}
+    if shard is not None:
+        runs.journal.record_pictures(shard, pictures)
+    return pictures
+
+
+def _easiest_first(runs: AttackRuns) -> np.ndarray:
+    """The positions of the unbroken examples, the largest margin first."""
+    unbroken = np.flatnonzero(runs.done & (runs.worst.broken_by == -1))
+    return unbroken[np.argsort(-runs.worst.margin[unbroken], kind="stable")]
+
+
+def _gallery(
+    runs: AttackRuns, examples: Examples, names, pictures: dict[str, np.ndarray]
+) -> tuple[list[dict], dict]:
+    """The broken examples of the most negative margin, and the unbroken ones of the largest.
+
+    The pictures of an unbroken example show the strongest image of the first attack, with the
+    margin and the distance of that image.
+    """
+    by_margin = np.argsort(runs.worst.margin, kind="stable")
+    broken_by = runs.worst.broken_by[by_margin]
+    hardest = by_margin[broken_by >= 0][:_GALLERY_SIZE]
+    row_of = {int(position): row for row, position in enumerate(pictures["positions"])}
+    easiest = [each for each in _easiest_first(runs) if int(each) in row_of][:_GALLERY_SIZE]
+    rows = [row_of[int(position)] for position in easiest]
+    clean = examples.at([*hardest, *easiest])
+    places = [runs.worst.file_and_row[int(position)] for position in hardest]
+    found = [read_batch(path).x_adv[row] for path, row in places]
+    found += [pictures["x_adv"][row] for row in rows]
+    margins = [*runs.worst.margin[hardest], *pictures["margin"][rows]]
+    distances = [*runs.worst.distance[hardest], *pictures["distance"][rows]]
+    entries = [
+        {
+            "position": int(position),
+            "label": int(runs.labels[position]),
+            "clean_prediction": int(runs.clean_prediction[position]),
+            "adversarial_prediction": int(runs.worst.prediction[position]),
+            "kind": "hardest" if number < len(hardest) else "easiest",
+            "broken_by": names[runs.worst.broken_by[position]] if number < len(hardest) else None,
+            "distance": float(distances[number]),
+            "margin": float(margins[number]),
+        }
+        for number, position in enumerate((*hardest, *easiest))
+    ]
+    adversarial = np.array(found, clean.dtype).reshape(clean.shape)
+    return entries, {"clean": clean, "adversarial": adversarial}
+
+
+def check_belongs(folder: pathlib.Path, section: dict) -> None:
+    """Raises a ValueError if a section is not of a report's model, images and threat model."""
+    path = folder / "report.json"
+    found = section_differences(read_json(path), section)
+    if found:
+        raise ValueError(
+            "The report is of another evaluation; expected results of its model, images and threat "
+            f"model; received {shown(found)} for {path}; use another output_dir"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +208,6 @@ def read_report(folder, with_gallery: bool = True) -> StoredReport:
 def read_per_example(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Reads the verdicts on all examples."""
     return _read_arrays(folder / PER_EXAMPLE, _ARRAYS)
-
-
-def digests_of(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the digests of the files next to `report.json`, which `read_report` compares."""
-    return {name: _digest(folder / name) for name in (PER_EXAMPLE, GALLERY)}
 
 
 def _digest(path: pathlib.Path) -> str:
