@@ -94,11 +94,12 @@ def _put_off():
         return lambda: None
     _check_not_hidden()
     package = _as_folder("he_keras")
-    # Its catalog knows the names of the experiments.
-    _as_folder("he_keras.experiment")
+    # They hold the names of the experiments and attacks.
+    folders = [_as_folder(name) for name in ("he_keras.experiment", "he_keras.attacks")]
 
     def load() -> None:
-        del sys.modules["he_keras.experiment"]
+        for each in folders:
+            del sys.modules[each.__name__]
         package.__spec__.loader.exec_module(package)
 
     return load

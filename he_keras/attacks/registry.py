@@ -1,25 +1,13 @@
 """Names of attacks: "pgd-20" is the attack registered as "pgd" with its budget set to 20."""
 
-import re
-from collections.abc import Callable
-from typing import NamedTuple
-
-from he_keras.arguments import check_options, check_takes, suggestion
+from he_keras.arguments import check_options, check_takes
+from he_keras.attacks.attack_names import Entry, look_up, patterns
 from he_keras.attacks.framework.attack import Attack
 from he_keras.configurable import check_built, constructor_arguments
 from he_keras.registry import Registry
 from he_keras.threat import ThreatModel
 
-
-class _Entry(NamedTuple):
-    """A factory, and the names of the arguments that a number or a text in the name sets."""
-
-    factory: Callable[..., Attack]
-    budget: str | None
-    argument: str | None
-
-
-_ENTRIES: Registry[_Entry] = Registry("attack")
+_ENTRIES: Registry[Entry] = Registry("attack")
 
 
 def register(name: str, budget: str | None = None, argument: str | None = None):
@@ -39,7 +27,7 @@ def register(name: str, budget: str | None = None, argument: str | None = None):
     _ENTRIES.check_name(name)
 
     def decorate(factory):
-        _ENTRIES[name] = _Entry(factory, budget, argument)
+        _ENTRIES[name] = Entry(factory, budget, argument)
         return factory
 
     return decorate
@@ -47,7 +35,7 @@ def register(name: str, budget: str | None = None, argument: str | None = None):
 
 def names() -> list[str]:
     """Returns the registered names, with K for a number and the name of a text after a colon."""
-    return sorted(_pattern(name, entry) for name, entry in _ENTRIES.items())
+    return patterns(_ENTRIES)
 
 
 def check_name(attack: str) -> None:
@@ -57,12 +45,12 @@ def check_name(attack: str) -> None:
         >>> from he_keras import attacks
         >>> attacks.check_name("pgd-20")
     """
-    _look_up(str(attack))
+    look_up(str(attack), _ENTRIES)
 
 
 def get(attack: str, threat: ThreatModel, **options) -> Attack:
     """Builds an attack by name, for example `get("pgd-20", threat, step_size=0.003)`."""
-    entry, given = _look_up(str(attack))
+    entry, given = look_up(str(attack), _ENTRIES)
     for argument, value in given.items():
         if options.get(argument, value) != value:
             raise ValueError(
@@ -113,31 +101,3 @@ def for_evaluation(
     if attack is not None:
         attack.check_runs_inside_graphs()
     return attack
-
-
-def _pattern(name: str, entry: _Entry) -> str:
-    if entry.argument:
-        return f"{name}:{entry.argument.upper()}"
-    return f"{name}-K" if entry.budget else name
-
-
-def _look_up(attack: str) -> tuple[_Entry, dict]:
-    """Returns the entry that is named, and the arguments that the name sets."""
-    base, colon, text = attack.partition(":")
-    entry = _ENTRIES.get(base.lower())
-    if colon:
-        if entry is not None and entry.argument and text:
-            return entry, {entry.argument: text}
-    elif entry is not None and not entry.argument:
-        return entry, {}
-    else:
-        base, _, number = attack.lower().rpartition("-")
-        entry = _ENTRIES.get(base)
-        if entry is not None and entry.budget and number.isdigit():
-            return entry, {entry.budget: int(number)}
-    digits = re.search(r"-\d+$", attack)
-    known = [each.replace("-K", digits.group() if digits else "-K") for each in names()]
-    raise ValueError(
-        f"Unknown attack; expected one of {', '.join(names())} (K: a number); received {attack!r}"
-        f"{suggestion(attack, known)}"
-    )

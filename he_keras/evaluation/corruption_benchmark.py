@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ from he_keras.attacks.framework.result import is_wrong
 from he_keras.attacks.framework.victim import check_class_numbers
 from he_keras.data import corruptions as corruption_set
 from he_keras.data.corruptions.published import NpyFiles, TfdsConfigurations
+from he_keras.evaluation.run.cost import CostPart
 from he_keras.evaluation.run.examples import DataDigest, Examples
 from he_keras.evaluation.run.facts import brief, model_facts
 from he_keras.status_line import StatusLine
@@ -56,6 +58,8 @@ ALEXNET_ERRORS = {
 }
 
 _CLEAN = ("clean", 0)
+#: So many images, and then so many, tell what one more image takes.
+_PROBED = (2, 10)
 Key = tuple[str, int]
 _Batch = tuple[Key, np.ndarray, np.ndarray]
 
@@ -214,6 +218,26 @@ def evaluate_corruptions(
     data = data if num_examples is None and bounds == UNIT_BOUNDS else None
     facts = {"bounds": bounds, "seed": int(seed), "model": brief(model_facts(model)), "data": data}
     return _report(counts, keys, source=text, baseline_errors=baseline, **facts)
+
+
+def cost_of_corruptions(model, dataset, **options) -> CostPart:
+    """Returns what `evaluate_corruptions` of a data set will cost, by its first images.
+
+    Args:
+        model: a `keras.Model` or a callable from images to logits.
+        dataset: a data set of `he_keras.data`.
+        **options: of `evaluate_corruptions`.
+    """
+    few, more = _PROBED
+    seconds, count = [], len(dataset)
+    for each in (few, few, more):
+        began = time.perf_counter()
+        report = evaluate_corruptions(model, dataset.take(each), num_examples=each, **options)
+        seconds.append(time.perf_counter() - began)
+    # The first time loads what is loaded once.
+    per_image = max(seconds[2] - seconds[1], 0.0) / (more - few)
+    sets = 1 + sum(map(len, report.accuracy.values()))
+    return CostPart("corruptions", count * sets, seconds[1] + (count - few) * per_image)
 
 
 def _num_images(keys: list[Key], examples: Examples | None, num_examples: int | None) -> int:

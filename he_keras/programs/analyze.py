@@ -15,7 +15,8 @@ import pathlib
 
 from absl import flags
 
-from he_keras.programs import cli, model_flags
+from he_keras.files import check_model_exists
+from he_keras.programs import cli, model_flags, registered
 
 _RUN = flags.DEFINE_list("run", None, "Run folders, .keras files or SavedModels to analyse.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Part of the data.")
@@ -35,6 +36,17 @@ def main(arguments) -> None:
     """Lists the analyses, or runs the one that is named."""
     with cli.one_line_errors():
         print(_analyze(arguments[1]) if len(arguments) > 1 else _listing())
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Raises a ValueError unless the analysis is known and there is something to analyse."""
+    if len(arguments) == 1:
+        return
+    registered.check_part("analysis", "analysis", arguments[1])
+    if not _RUN.value:
+        raise ValueError("No model; expected --run=FOLDER or FILE, or several; received none")
+    for path in _RUN.value:
+        check_model_exists(path)
 
 
 def _listing() -> str:
@@ -71,8 +83,6 @@ def _threats(subjects) -> str:
 
 def _subjects() -> list:
     """The models, each with the examples and the threat model to measure it with."""
-    if not _RUN.value:
-        raise ValueError("No model; expected --run=FOLDER or FILE, or several; received none")
     paths = [path.rstrip("/") for path in _RUN.value]
     model_flags.check_distinct(paths)
     examples: dict = {}

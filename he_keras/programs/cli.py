@@ -14,11 +14,19 @@ import warnings
 
 from he_keras.arguments import BOLD_TYPE, suggestion, unknown_name
 from he_keras.interrupts import KeptInterrupts
-from he_keras.programs import own_parts
+from he_keras.programs import own_parts, registered
 
 _INTERRUPTED = "Interrupted"
 _INTERRUPTED_CODE = 130
 _CONFIG_FLAGS = ("--config", "-config")
+#: Words in the errors of absl about the value of a flag, and what was wanted.
+_WANTED = {
+    "int()": "an integer",
+    "to float": "a number",
+    "boolean": "true or false",
+    "positive integer": "a positive integer",
+}
+_NO_CONFIG = "No configuration; expected --config=FILE, or a name that --list shows; received none"
 _interrupts = KeptInterrupts()
 
 
@@ -152,6 +160,7 @@ def _parse_plain_flags(main, argv) -> list[str]:
                 f"Unknown argument; expected only --flags; received {' '.join(extra)}{meant}"
             )
         _check_config_names(config)
+        registered.check_overrides(config)
         getattr(program, "check_flags", lambda arguments: None)(arguments)
     return arguments
 
@@ -169,6 +178,23 @@ def _without_config(argv: list[str]) -> tuple[list[str], list[str]]:
         is_config = follows or re.match(r"--?config(=|\.|$)", argument)
         (config if is_config else plain).append(argument)
     return plain, config
+
+
+def check_config_is_given() -> None:
+    """Raises a ValueError for a command line without --config."""
+    if not _without_config(sys.argv)[1]:
+        raise ValueError(_NO_CONFIG)
+
+
+def refuse(program: str, *names: str) -> None:
+    """Raises a ValueError for a flag of another program that this one shares and does not heed."""
+    from absl import flags
+
+    given = [f"--{name}" for name in names if not flags.FLAGS[name].using_default_value]
+    if given:
+        raise ValueError(
+            f"Not a flag of {program}; expected it with he-keras evaluate; received {given[0]}"
+        )
 
 
 def _check_config_names(arguments: list[str]) -> None:
@@ -223,12 +249,16 @@ def _flags_of(main) -> list[str]:
 
 
 def _choices(error: str) -> str:
-    """An error of absl about a flag of few values, as ours are written."""
-    found = re.fullmatch(r"flag --(\w+)=(.*): value should be one of <(.*)>", error)
+    """An error of absl about the value of a flag, as ours are written."""
+    found = re.fullmatch(r"flag --([\w.]+)=(.*?): (.*)", error)
     if not found:
         return error
-    name, value, choices = found.groups()
-    return str(unknown_name(f"--{name}", value, choices.split("|")))
+    name, value, reason = found.groups()
+    choices = re.fullmatch(r"value should be one of <(.*)>", reason)
+    if choices:
+        return str(unknown_name(f"--{name}", value, choices[1].split("|")))
+    wanted = next((text for word, text in _WANTED.items() if word in reason), "")
+    return f"Invalid --{name}; expected {wanted}; received --{name}={value}" if wanted else error
 
 
 def _meant(argument: str) -> str:
@@ -292,9 +322,7 @@ def chosen_config(config, is_smoke: bool):
     from he_keras import experiment
 
     if config is None:
-        raise ValueError(
-            "No configuration; expected --config=FILE, or a name that --list shows; received none"
-        )
+        raise ValueError(_NO_CONFIG)
     with config.unlocked():
         config.imports = tuple(own_parts.imported)
     return experiment.smoke_variant(config) if is_smoke else config

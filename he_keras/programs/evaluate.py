@@ -14,13 +14,14 @@ scores the recorded images again, `compare` puts reports side by side, and `tran
 several models with each other's images.
 """
 
+import dataclasses
 import pathlib
 from typing import Any
 
 from absl import flags
 
 from he_keras.files import check_model_exists
-from he_keras.programs import cli, evaluation_flags, model_flags
+from he_keras.programs import cli, evaluation_flags, model_flags, registered
 from he_keras.programs.evaluation_flags import (
     ATTACKS,
     BATCH_SIZE,
@@ -69,6 +70,7 @@ def main(_argv) -> None:
 def run(merge: bool) -> None:
     """Evaluates, or with `merge` makes the report of what the shards have recorded."""
     import he_keras as he
+    from he_keras.evaluation.corruption_benchmark import cost_of_corruptions
 
     config = evaluation_flags.configuration()
     for name in [] if _PROTOCOL.value else config.evaluation.attacks:
@@ -89,8 +91,14 @@ def run(merge: bool) -> None:
     }
     asked |= {"examples": dataset, "threat": threat, "attacks": attacks}
     asked |= {"shard": _shard(), "batch_size": BATCH_SIZE.value}
+    if _CORRUPTIONS.value:
+        _check_corruptions(model, dataset, threat.bounds)
     if _DRY_RUN.value:
-        print(he.evaluation.cost_of_evaluation(model, **asked).text())
+        cost = he.evaluation.cost_of_evaluation(model, **asked)
+        if _CORRUPTIONS.value:
+            part = cost_of_corruptions(model, dataset, **_corruptions(threat.bounds))
+            cost = dataclasses.replace(cost, parts=(*cost.parts, part))
+        print(cost.text())
         return
     told: dict[str, Any] = {"protocol": protocol, "training": _training(), "show_progress": True}
     report = he.evaluate_robustness(model, output_dir=folder, merge=merge, **asked, **told)
@@ -120,6 +128,7 @@ def check_flags(_arguments: list[str]) -> None:
     for path in (RUN.value, _MODEL.value, *(_ENSEMBLE.value or [])):
         if path:
             check_model_exists(path)
+    registered.check_attacks(ATTACKS.value)
 
 
 def load_model():
@@ -186,20 +195,27 @@ def _plan_of_protocol(config, model):
     return chosen.threat, chosen.attacks, chosen.mode, chosen.text, remark
 
 
+def _check_corruptions(model, dataset, bounds) -> None:
+    """Tries one corruption of one image, before attacks that may take hours."""
+    from he_keras.evaluation import evaluate_corruptions
+
+    few = {"corruptions": ("brightness",), "severities": (1,), "num_examples": 1}
+    evaluate_corruptions(model, dataset.take(1), **few, **_corruptions(bounds))
+
+
 def _add_corruptions(model, dataset, bounds, folder) -> str:
     from he_keras.evaluation import evaluate_corruptions
     from he_keras.evaluation.report import add_to_report
 
-    report = evaluate_corruptions(
-        model,
-        dataset,
-        source=_CORRUPTIONS.value,
-        data_dir=model_flags.DATA_DIR.value,
-        show_progress=True,
-        bounds=bounds,
-    )
+    report = evaluate_corruptions(model, dataset, show_progress=True, **_corruptions(bounds))
     add_to_report(folder, corruptions=report.to_json())
     return report.table()
+
+
+def _corruptions(bounds) -> dict[str, Any]:
+    """Where the corrupted images come from."""
+    folder = model_flags.DATA_DIR.value
+    return {"source": _CORRUPTIONS.value, "data_dir": folder, "bounds": bounds}
 
 
 def _shard() -> tuple[int, int] | None:

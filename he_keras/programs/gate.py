@@ -18,11 +18,14 @@ or here) holds the report, gate.junit.xml and gate.sarif. The same command goes 
 interrupted one stopped.
 """
 
+import dataclasses
+import functools
 import pathlib
 
 from absl import flags
 
-from he_keras.programs import cli, evaluation_flags, model_flags
+from he_keras.files import check_model_exists
+from he_keras.programs import cli, evaluation_flags, model_flags, registered
 from he_keras.programs.evaluation_flags import (
     ATTACKS,
     BATCH_SIZE,
@@ -81,8 +84,15 @@ def _run():
         dataset = dataset.take(baseline.num_examples)
         print(f"The first {baseline.num_examples} images, as the baseline.")
     model, done = model_flags.as_classifier(model, dataset)
+    for each in filter(None, (done, remark)):
+        print(each)
+    attacks = _attacks(config, threat, baseline)
+    if baseline:
+        prepare = functools.partial(_prepare, dataset=dataset)
+        baseline = dataclasses.replace(baseline, prepare=prepare)
+    else:
+        _prepare(attacks, dataset)
     cli.end_at_once_on_interrupt("Interrupted: the same command goes on from here.")
-    print("\n".join(filter(None, (done, remark))), end="\n" if done or remark else "")
     return run_gate(
         model,
         dataset,
@@ -91,12 +101,24 @@ def _run():
         _MIN_WORST_CASE.value,
         baseline,
         _MAX_LOSS.value,
-        _attacks(config, threat, baseline),
+        attacks,
         BATCH_SIZE.value,
         _CHECKS.value,
         show_progress=True,
         subject=str(path),
     )
+
+
+def check_flags(_arguments: list[str]) -> None:
+    """Raises a ValueError unless the flags name a model and attacks that there are."""
+    check_model_exists(_model_path())
+    registered.check_attacks(ATTACKS.value)
+
+
+def _prepare(attacks, dataset) -> None:
+    """Makes ordinary classifiers of substitutes attackable, and says so."""
+    for each in model_flags.prepare_substitutes(attacks, dataset):
+        print(each)
 
 
 def _model_path() -> pathlib.Path:

@@ -13,7 +13,12 @@ from absl import flags
 from he_keras.programs import cli, evaluate
 
 flags.adopt_module_key_flags(evaluate)
-check_flags = evaluate.check_flags
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Raises a ValueError for what `evaluate` refuses, and for its flags that change nothing."""
+    cli.refuse("merge", "dry_run", "shard")
+    evaluate.check_flags(arguments)
 
 
 def main(_argv) -> None:

@@ -16,6 +16,7 @@ import pathlib
 
 from absl import flags
 
+from he_keras.arguments import unknown_name
 from he_keras.programs import cli
 
 POSITIONAL = 1
@@ -43,19 +44,30 @@ def main(argv) -> None:
         _run(argv[1] if len(argv) > 1 else "")
 
 
-def _run(name: str) -> None:
-    from he_keras.reproduction import cells
-    from he_keras.reproduction.models import Runs
+def check_flags(arguments: list[str]) -> None:
+    """Raises a ValueError unless there is the table, and the rows in it."""
+    from he_keras.experiment.catalog import papers
 
+    name = arguments[1] if len(arguments) > 1 else ""
     if not name and not _LIST.value:
         raise ValueError("No table; expected he-keras reproduce TABLE, or --list; received neither")
-    tables = cells.names() if name in ("", _ALL) else [name]
-    cells.describe(tables[0])
-    if len(tables) > 1 and (_ROWS.value or _CHECKPOINT.value):
+    if name not in ("", _ALL, *papers.tables()):
+        raise unknown_name("table", name, papers.tables())
+    if name in ("", _ALL) and (_ROWS.value or _CHECKPOINT.value):
         raise ValueError(
             "Rows belong to one table; expected he-keras reproduce TABLE with --rows or "
             f"--checkpoint; received {name or '--list'}"
         )
+    rows = papers.tables()[name]["rows"] if name not in ("", _ALL) else ()
+    for row in set(_ROWS.value) - set(rows):
+        raise unknown_name(f"row of {name}", row, rows)
+
+
+def _run(name: str) -> None:
+    from he_keras.reproduction import cells
+    from he_keras.reproduction.models import Runs
+
+    tables = cells.names() if name in ("", _ALL) else [name]
     runs = Runs(_OUTPUT_DIR.value, _SCALE.value)
     for assignment in _CHECKPOINT.value:
         runs.take_checkpoint(cells.cells_of(tables[0]), assignment)

@@ -70,6 +70,12 @@ def main(_argv) -> None:
         raise SystemExit(1)
 
 
+def check_flags(_arguments: list[str]) -> None:
+    """Raises a ValueError where there is nothing to search."""
+    if not _LIST.value:
+        cli.check_config_is_given()
+
+
 def _settings():
     """The settings of the configuration file's `get_search`, if it has one, under the flags."""
     from he_keras.search import SearchSettings

@@ -68,6 +68,12 @@ def main(_argv) -> None:
         os._exit(1)
 
 
+def check_flags(_arguments: list[str]) -> None:
+    """Raises a ValueError where there is nothing to train."""
+    if not _LIST.value:
+        cli.check_config_is_given()
+
+
 def _strategy():
     """The strategy, before anything else uses a device."""
     from he_keras import distribution

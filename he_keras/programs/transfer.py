@@ -10,7 +10,8 @@ import pathlib
 
 from absl import flags
 
-from he_keras.programs import cli, evaluation_flags, model_flags
+from he_keras.files import check_model_exists
+from he_keras.programs import cli, evaluation_flags, model_flags, registered
 
 flags.adopt_module_key_flags(evaluation_flags)
 # How many arguments without a flag `cli` allows.
@@ -23,6 +24,21 @@ def main(arguments) -> None:
         print(_transfer(arguments[1:]))
 
 
+def check_flags(arguments: list[str]) -> None:
+    """Raises a ValueError unless there are models, their data, and the attacks that are named."""
+    if len(arguments) < 3:
+        raise ValueError(
+            "Too few models; expected he-keras transfer PATH PATH ...; received "
+            f"{' '.join(arguments[1:]) or 'none'}"
+        )
+    if not model_flags.DATA.value:
+        raise ValueError("No data set; expected --data=NAME; received none")
+    model_flags.check_distinct(arguments[1:])
+    for path in arguments[1:]:
+        check_model_exists(path)
+    registered.check_attacks(evaluation_flags.ATTACKS.value)
+
+
 def _transfer(paths: list[str]) -> str:
     from he_keras.evaluation import transfer_matrix, write_transfer
     from he_keras.evaluation.report import add_to_report, check_belongs
@@ -30,9 +46,6 @@ def _transfer(paths: list[str]) -> str:
     from he_keras.files import make_writable
     from he_keras.model_files import load_classifier
 
-    if not model_flags.DATA.value:
-        raise ValueError("No data set; expected --data=NAME; received none")
-    model_flags.check_distinct(paths)
     config = evaluation_flags.configuration()
     target = pathlib.Path(evaluation_flags.OUTPUT_DIR.value or ".")
     folder = make_writable(target, "the transfer matrices")

@@ -30,7 +30,8 @@ class Speeds:
             f"Hours are counted operations over a speed: here {self.here / 1e9:.0f} GFLOP/s, "
             f"measured now on a training pass of PreActResNet-18; one modern GPU "
             f"{self.device / 1e12:g} TFLOP/s, assumed (--tflops). "
-            "What is done costs nothing. A row costs what it takes alone; rows share trainings."
+            "What is done costs nothing. A row costs what it takes alone; rows share trainings. "
+            "Of analyses and figures, only the trainings are counted."
         )
 
     def hours(self, parts: Iterable[Left]) -> str:

@@ -155,6 +155,11 @@ class Runs:
             raise ValueError(
                 f"No checkpoint; expected a file after --checkpoint={row}:; received {file}"
             )
+        if all(cell.model is None for cell in cells if cell.row == row):
+            raise ValueError(
+                "Nothing is measured on this row; expected a row with an experiment in he-keras "
+                f"reproduce {cells[0].table} --list; received --checkpoint={assignment}"
+            )
         (recipe,) = {cell.checkpoint for cell in cells if cell.row == row}
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         folder = f"public-{digest[:8]}"

@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from he_keras.arguments import unknown_name
+
 SAMPLINGS = ("linear", "log")
 #: Smallest value of each number that can be searched, and whether it may be that value itself.
 _LIMITS = {
@@ -130,7 +132,7 @@ def _column(name: str, points: Sequence[Mapping[str, float]]) -> list[float]:
 
 def _entry(name: str, setting) -> Range | tuple[float, ...]:
     if name not in _LIMITS:
-        raise ValueError(f"Unknown hyperparameter; expected one of {NAMES}; received {name!r}")
+        raise unknown_name("hyperparameter", name, NAMES)
     if isinstance(setting, str) and ":" in setting:
         return _range(name, setting)
     parts = setting.split(",") if isinstance(setting, str) else setting
@@ -168,7 +170,7 @@ def _range(name: str, text: str) -> Range:
 
 def _number(name: str, value) -> float:
     if name not in _LIMITS:
-        raise ValueError(f"Unknown hyperparameter; expected one of {NAMES}; received {name!r}")
+        raise unknown_name("hyperparameter", name, NAMES)
     minimum, inclusive = _LIMITS[name]
     try:
         number = math.nan if isinstance(value, bool) else _rounded(value)

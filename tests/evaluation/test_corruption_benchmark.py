@@ -411,3 +411,13 @@ def test_the_bar_moves_with_the_images(monkeypatch):
     names, severities = ["brightness", "contrast"], (1,)
     evaluate_corruptions(linear, random_set(), names, severities, batch_size=5, show_progress=True)
     assert places == [(done, 36) for done in (5, 10, 15, 20, 25, 30, 32, 34, 36)]
+
+
+def test_the_cost_counts_every_set():
+    from he_keras.data import ImageDataset
+
+    images, labels = random_set()
+    dataset = ImageDataset("random", "test", images, labels, 3)
+    chosen = {"corruptions": ["brightness", "contrast"], "severities": (1, 5)}
+    cost = corruption_benchmark.cost_of_corruptions(linear, dataset, **chosen)
+    assert cost.passes == 12 * (1 + 2 * 2) and cost.seconds > 0

@@ -10,7 +10,10 @@ from programs import ROOT, assert_one_line_error, run_here
 
 import he_keras as he
 import he_keras_cli
+from he_keras import attacks
+from he_keras.analysis import summaries
 from he_keras.arguments import unknown_name
+from he_keras.programs import registered
 
 
 @pytest.fixture
@@ -49,6 +52,24 @@ def run(monkeypatch, capfd):
             ["--config=quickstart_digits", "--config.trein.epochs=3"],
             ["Unknown configuration key", "did you mean 'train'?"],
         ),
+        ("train", [], ["No configuration; expected --config=FILE"]),
+        ("search", [], ["No configuration; expected --config=FILE"]),
+        ("train", ["--config={files}/nowhere.py"], ["No configuration file", "{files}/nowhere.py"]),
+        (
+            "train",
+            ["--config=quickstart_digits", "--config.train.epochs=three"],
+            [
+                "Invalid --config.train.epochs; expected an integer; received --config.train.epochs=three"
+            ],
+        ),
+        ("merge", ["--run={files}/run", "--dry_run"], ["Not a flag of merge", "--dry_run"]),
+        ("verify", ["--run={files}/run", "--shard=0/2"], ["Not a flag of verify", "--shard"]),
+        ("evaluate", ["--run={files}/run", "--attacks="], ["No attacks; expected --attacks=NAME"]),
+        ("evaluate", ["--run={files}/run", "--attacks=pdg-20"], ["did you mean 'pgd-20'?"]),
+        ("gate", ["--run={files}/run", "--attacks=pdg-20"], ["did you mean 'pgd-20'?"]),
+        ("transfer", ["{files}/run"], ["Too few models; expected he-keras transfer PATH PATH"]),
+        ("analyze", ["gradient-norm"], ["Unknown analysis", "did you mean 'gradient-norms'?"]),
+        ("reproduce", ["he_table_2", "--rows=TRADE"], ["Unknown row", "did you mean 'TRADES'?"]),
         (
             "evaluate",
             ["--model={files}/mine.kera", "--data=digits"],
@@ -66,6 +87,7 @@ def test_a_mistake_is_one_line_that_says_what_was_meant(run, tmp_path, program, 
     (tmp_path / "cut.keras").write_bytes(b"PK\3")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "model.keras").write_bytes(b"")
     answer = run(program, *[each.format(files=tmp_path) for each in arguments])
     assert_one_line_error(answer, *[each.format(files=tmp_path) for each in parts])
 
@@ -136,13 +158,35 @@ def test_flags_are_checked_before_tensorflow_is_loaded():
         "        cli.check_command(name)\n"
         "    except SystemExit as end:\n"
         "        print(name, end.code)\n"
-        "print({'keras', 'tensorflow', 'he_keras.attacks'} & set(sys.modules))\n"
+        "print({'keras', 'tensorflow', 'he_keras.attacks.registry'} & set(sys.modules))\n"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     *ends, loaded = found.stdout.splitlines()
     assert ends == [f"{name} 2" for name in he_keras_cli.PROGRAMS], found.stderr
     assert loaded == "set()"
     assert all(line.startswith("error: Unknown flag") for line in found.stderr.splitlines())
+
+
+def test_the_names_that_the_files_register_are_those_of_the_registries():
+    """With them, a mistyped name is told before TensorFlow is loaded."""
+    kinds = {
+        "attacks": attacks.registry._ENTRIES,
+        "objectives": he.objectives.names(),
+        "analysis": summaries(),
+    }
+    for folder, known in kinds.items():
+        assert sorted(registered.entries(folder)) == sorted(known)
+    registered.check_attacks(["pgd-20", "AutoAttack", "transfer:some.keras", "square-100"])
+    for name in he.networks.names():
+        registered.check_part("network", "networks", name)
+    with pytest.raises(ValueError, match="Unknown network; .*mean 'resnet-18'?"):
+        registered.check_part("network", "networks", "resnet-81")
+
+
+def test_a_part_of_ones_own_may_have_any_name(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["he-keras evaluate", "--import=mine"])
+    registered.check_attacks(["mine-3"])
+    registered.check_overrides(["--config.network.name=mine"])
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,23 @@ def test_members_of_an_ensemble_and_substitutes_are_wrapped_too(run, files, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:One-hot")
+@pytest.mark.parametrize("with_baseline", [False, True])
+def test_the_gate_wraps_substitutes_too(run, files, tmp_path, monkeypatch, with_baseline):
+    """Those of a baseline as well, whose attacks are built once more."""
+    flags = [*flags_of(files), f"--attacks=transfer:{files / 'mine.keras'}"]
+    more = []
+    if with_baseline:
+        before = [*flags, "--nochecks", f"--output_dir={tmp_path / 'evaluation'}"]
+        assert run("evaluate", *before)[0] == 0
+        more = [f"--baseline={tmp_path / 'evaluation'}", "--max_loss=0.9"]
+    code, out, err = run(
+        "gate", *flags, *more, "--min_worst_case=0.01", f"--output_dir={tmp_path / 'gate'}"
+    )
+    assert code == 0, err
+    assert f"transfer:{files / 'mine.keras'}: {DONE}" in out
+
+
+@pytest.mark.filterwarnings("ignore:One-hot")
 def test_export_takes_it_and_knows_its_evaluation(run, files, evaluated, tmp_path):
     flags = flags_of(files, f"--output_dir={tmp_path / 'served'}", f"--evaluation={evaluated}")
     code, out, err = run("export", *[each for each in flags if "epsilon" not in each])

@@ -126,6 +126,7 @@ def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):
         (["--attacks=cleverhans:spsa-100"], ["spsa-K", "'spsa-100'"]),
         (["--attacks=cleverhans:pgd-0"], ["num_steps=0"]),
         (["--attacks=cleverhans:cw-l2"], ["norm='linf'"]),
+        (["--attacks=fgsm", "--corruptions=nowhere"], ["A file of the benchmark is missing"]),
     ],
 )
 def test_mistakes_end_in_one_line_before_any_attack(

@@ -51,6 +51,10 @@ def test_dry_run_prints_the_cost_and_stops(run, tmp_path):
         (["he_table_2", "--rows=PGDAT", "--dry_run"], "Unknown row of he_table_2"),
         (["he_table_2", "--checkpoint=PGD-AT:nowhere.pt"], "No checkpoint; expected a file"),
         (["he_table_2", "--scale=large"], "--scale"),
+        (
+            ["rat_table_8", "--checkpoint=GAT:tests/conftest.py"],
+            "Nothing is measured on this row; expected a row with an experiment",
+        ),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(run, arguments, part):

@@ -166,7 +166,7 @@ def no_training(monkeypatch):
     ("arguments", "parts"),
     [
         ([], ["No configuration; expected --config=FILE, or a name"]),
-        (["--config=nowhere.py"], ["nowhere.py", "No such file"]),
+        (["--config=nowhere.py"], ["nowhere.py", "No configuration file"]),
         ([TINY, "--colour=red"], ["Unknown flag; expected one of --config", "'--colour'"]),
         ([TINY, "extra"], ["Unknown argument", "received extra"]),
         ([TINY, "--config.sede=1"], ["Unknown configuration key", "seed", "received sede"]),

@@ -98,6 +98,12 @@ def test_a_folder_of_another_evaluation_is_refused_with_the_difference(run, file
     assert (evaluated / "report.json").read_text() == before
 
 
+def test_a_folder_without_records_is_no_evaluation(run, files, evaluated):
+    shutil.rmtree(evaluated / "adversarial" / "clean")
+    answer = run("verify", *base(files), f"--output_dir={evaluated}")
+    assert_one_line_error(answer, "No evaluation in this folder", "evaluate into it first")
+
+
 def test_missing_records_do_not_verify(run, files, evaluated):
     for path in evaluated.glob("adversarial/block-*/*.npz"):
         path.unlink()

@@ -90,7 +90,7 @@ ALLOWED = {
         "_ANALYSES": 2,
         "_BETTER": 1,
         "_CHECKS": 1,
-        "_ENTRIES": 4,
+        "_ENTRIES": 5,
         "_MODE": 1,
         "_NETWORKS": 3,
         "_OBJECTIVES": 3,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 from he_keras.attacks import Attack, get
 from he_keras.evaluation.report.report_files import StoredReport, read_report
@@ -18,9 +19,11 @@ class Baseline:
 
     Attributes:
         source: its files.
+        prepare: called with its attacks when they are built.
     """
 
     source: StoredReport
+    prepare: Callable[[list[Attack]], object] = lambda attacks: None
 
     @property
     def folder(self) -> pathlib.Path:
@@ -68,6 +71,7 @@ class Baseline:
                 f"an image; received {cost}: allow them by their names, {','.join(names)}, or "
                 f"evaluate the baseline with {CHEAP}"
             )
+        self.prepare(attacks)
         return attacks
 
     def _attack(self, row: dict, batch_size: int) -> Attack:

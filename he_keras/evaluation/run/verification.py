@@ -77,7 +77,10 @@ class Verification:
         if self.worst_case is not None:
             lines.append(f"Worst case by the records: {self.worst_case:.2%}.")
         if self.num_missing:
-            lines.append(f"Records are missing: {self.num_missing} or more.")
+            lines.append(
+                f"Records are missing: {self.num_missing} or more. The evaluation has not ended: "
+                "run it again, or merge its shards."
+            )
         if self.num_changed:
             lines.append(f"Clean images with another verdict now: {self.num_changed}.")
         if not self.is_same_data:
@@ -258,6 +261,11 @@ def _recorded_settings(folder: pathlib.Path) -> dict:
         raise ValueError(
             f"Not the folder of an evaluation; expected {path}; received {error}"
         ) from error
+    if not clean_path(folder / FOLDER, 0).parent.is_dir():
+        raise ValueError(
+            "No evaluation in this folder; expected what he-keras evaluate has recorded; received "
+            f"{folder} without any record: evaluate into it first"
+        )
     if "stages" not in settings:
         raise ValueError(
             "The folder was written by an earlier he_keras, which recorded less; expected one of "

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from he_keras.arguments import unknown_name
 from he_keras.experiment.catalog.experiment_entry import ExperimentEntry
+from he_keras.files import beside
 
 FILES = (
     "he_cifar10",
@@ -81,6 +82,11 @@ def check_name(config: str) -> None:
     file = pathlib.Path(config.partition(":")[0])
     if not (file.suffix or file.is_file() or file.stem in FILES or _FORMER.match(file.stem)):
         raise unknown_name("configuration", file.name, ("FILE.py", *FILES))
+    is_known = file.stem in FILES or _FORMER.match(file.stem)
+    if not file.is_file() and not is_known:
+        raise ValueError(
+            f"No configuration file; expected an existing FILE.py; received {file}{beside(file)}"
+        )
 
 
 def path_of(config: str) -> str:
