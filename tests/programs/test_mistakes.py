@@ -59,7 +59,8 @@ def run(monkeypatch, capfd):
             "train",
             ["--config=quickstart_digits", "--config.train.epochs=three"],
             [
-                "Invalid --config.train.epochs; expected an integer; received --config.train.epochs=three"
+                "Invalid --config.train.epochs; expected an integer; received",
+                "--config.train.epochs=three",
             ],
         ),
         ("merge", ["--run={files}/run", "--dry_run"], ["Not a flag of merge", "--dry_run"]),

@@ -43,7 +43,7 @@ def test_forms_of_a_setting(setting, expected):
         ({}, "Nothing to search; expected some of"),
         (
             {"scael": "1:2"},
-            "Unknown hyperparameter; expected one of .*margin.*; received 'scael'; did you mean 'scale'",
+            "Unknown hyperparameter; .*margin.*; received 'scael'; did you mean 'scale'",
         ),
         ([{"scael": 1}], "Unknown hyperparameter"),
         ({"scale": "30:5"}, "Empty range of scale; expected low < high; received scale=30:5"),
