@@ -4,7 +4,7 @@ This file needs no TensorFlow, so that a program can check names before it is lo
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from he_keras.arguments import suggestion
@@ -13,7 +13,7 @@ from he_keras.arguments import suggestion
 class Entry(NamedTuple):
     """A factory, and the names of the arguments that a number or a text in the name sets."""
 
-    factory: Callable[..., Any] | None
+    factory: Any
     budget: str | None
     argument: str | None
 

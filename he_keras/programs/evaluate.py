@@ -199,7 +199,7 @@ def _check_corruptions(model, dataset, bounds) -> None:
     """Tries one corruption of one image, before attacks that may take hours."""
     from he_keras.evaluation import evaluate_corruptions
 
-    few = {"corruptions": ("brightness",), "severities": (1,), "num_examples": 1}
+    few: dict[str, Any] = {"corruptions": ("brightness",), "severities": (1,), "num_examples": 1}
     evaluate_corruptions(model, dataset.take(1), **few, **_corruptions(bounds))
 
 
