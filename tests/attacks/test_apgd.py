@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from apgd_problem import EXAMPLES, NETWORK, THREATS, problem, run
 from apgd_reference import CLASSES, SHAPE, apgd, trace
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras import attacks
@@ -201,7 +202,7 @@ def test_random_starts_lie_on_the_sphere(norm):
     images = np.repeat(problem()[0], 10, axis=0)
     threat = THREATS[norm]
     attack = APGD(threat)
-    seeds = tf.constant(attack._seeds(np.arange(len(images)), 0))
+    seeds = tf.constant(seeds_of(len(images)))
     starts = [attack._start(tf.constant(images), seeds, number).numpy() for number in (0, 0, 1)]
     noise = (starts[0] - images).reshape(len(images), -1)
     if norm == "linf":

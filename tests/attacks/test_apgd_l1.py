@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from apgd_problem import EXAMPLES, NETWORK, problem, run
 from apgd_reference import CLASSES, PIXELS, SHAPE, apgd, trace
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras.attacks import Victim
@@ -173,7 +174,7 @@ def test_only_the_smallest_radius_counts_as_broken(attack_class):
 def test_the_random_start_is_projected_gaussian_noise():
     images, labels, _ = problem()
     attack = APGD(THREAT, num_steps=1)
-    seeds = tf.constant(attack._seeds(np.arange(EXAMPLES), 0))
+    seeds = tf.constant(seeds_of(EXAMPLES))
     noise = attack._start(tf.constant(images), seeds).numpy() - images
     assert abs(noise.mean()) < 0.2 and abs(noise.std() - 1) < 0.15
     first = attack.ascents[0].initial_state(tf.constant(images), tf.constant(images + noise)).point

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from apgd_problem import EXAMPLES, NETWORK, THREATS, problem, run
 from apgd_reference import CLASSES
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras import attacks, losses
@@ -29,7 +30,7 @@ def one_after_the_other(attack):
         rows = np.flatnonzero(~broken)
         inputs = images[rows], labels[rows], order[rows, rank].astype(np.int32)
         inputs = tf.constant(inputs[0]), Goal(tf.constant(inputs[1])), tf.constant(inputs[2])
-        seeds = attack._seeds(np.arange(EXAMPLES), 0)[rows]
+        seeds = seeds_of(EXAMPLES)[rows]
         start = attack._start(inputs[0], tf.constant(seeds), rank - 1)
         state = attack.search(Victim(NETWORK), inputs, start)
         found, loss = state.broken.numpy(), state.best.strength.numpy()

@@ -14,6 +14,7 @@ from attack_victims import (
     images,
     labels,
     linear,
+    seeds_of,
     weights,
 )
 
@@ -141,7 +142,7 @@ def test_perturb_inside_another_function(name):
     def inside(x, y, seeds):
         return attack.perturb(Victim(model), x, y, seeds)
 
-    each = attack._seeds(np.arange(20), 0)
+    each = seeds_of(20)
     expected = attack(model, images(), labels()).x_adv
     np.testing.assert_allclose(inside(batch, targets, each), expected, atol=1e-6)
     for seed in (np.array([0, 7], np.int32), np.array([1, 7], np.int32)):

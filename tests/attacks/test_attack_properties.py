@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import registered_attacks
 import tensorflow as tf
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras import attacks, losses
@@ -228,7 +229,7 @@ def test_never_weaker_than_its_start(case):
         pytest.skip("starts in its own way")
     right = ~case.clean_wrong()
     images, labels = tf.constant(case.images), tf.constant(case.labels)
-    start = attack._start(images, attack._seeds(np.arange(EXAMPLES), 0))
+    start = attack._start(images, seeds_of(EXAMPLES))
     victim = Victim(case.model)
     margin = victim.head_margin() if attack.margin == "model" else 0.0
     clean = victim.logits(images)

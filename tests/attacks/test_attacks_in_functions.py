@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import registered_attacks
 import tensorflow as tf
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras import attacks, objectives
@@ -59,7 +60,7 @@ def problem():
 def perturbed(attack, size, xla):
     """What `perturb` makes of the examples in a function for batches of this size."""
     model, images, labels = problem()
-    arguments = images, labels, attack._seeds(np.arange(EXAMPLES), 0)
+    arguments = images, labels, seeds_of(EXAMPLES)
     signature = [tf.TensorSpec([size, *each.shape[1:]], each.dtype) for each in arguments]
     inside = tf.function(lambda *each: attack.perturb(Victim(model), *each), jit_compile=xla)
     return inside.get_concrete_function(*signature)(*map(tf.constant, arguments)).numpy()

@@ -4,7 +4,7 @@ import fab_reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from attack_victims import Counting, images, labels, linear
+from attack_victims import Counting, images, labels, linear, seeds_of
 
 import he_keras as he
 from he_keras.attacks import Victim, get
@@ -136,12 +136,12 @@ def test_passes_are_those_spent():
 
 @all_norms
 def test_restarts_begin_at_half_of_epsilon(norm):
-    x, ids = images(5), np.arange(5)
+    x = images(5)
     threat = he.ThreatModel(norm, 0.02, bounds=(-1, 2))
-    attack, batch = FAB(threat, num_restarts=3, seed=5), tf.constant(x)
-    np.testing.assert_array_equal(attack._start(batch, attack._seeds(ids, 0), 0), x)
+    attack, batch = FAB(threat, num_restarts=3), tf.constant(x)
+    np.testing.assert_array_equal(attack._start(batch, seeds_of(5), 0), x)
     starts = [
-        attack._start(batch, attack._seeds(ids, restart), number).numpy()
+        attack._start(batch, seeds_of(5, restart), number).numpy()
         for restart, number in ((1, 0), (1, 1), (2, 0))
     ]
     for start in starts:

@@ -7,7 +7,7 @@ import golden_models
 import numpy as np
 import pytest
 import tensorflow as tf
-from attack_victims import CLASSES, PIXELS, THREAT, images, labels, linear, weights
+from attack_victims import CLASSES, PIXELS, THREAT, images, labels, linear, seeds_of, weights
 
 import he_keras as he
 from he_keras import attacks
@@ -34,10 +34,6 @@ def margin_slope(y):
     return np.where(y[:, np.newaxis] == 0, -toward_first, toward_first)
 
 
-def seeds_of(attack, count):
-    return tf.constant(attack._seeds(np.arange(count), 0))
-
-
 def drawn(attack, index, batch, seeds):
     """All directions of one step, `(n, num_samples, pixels)`."""
     parts = []
@@ -54,7 +50,7 @@ def test_estimate_on_a_linear_model_is_the_sum_of_its_directions(kind, num_sampl
     batch = tf.constant(images(), tf.float64)
     y = labels() % 2
     attack = KINDS[kind](THREAT, num_samples=num_samples)
-    seeds = seeds_of(attack, len(y))
+    seeds = tf.constant(seeds_of(len(y)))
     estimate = attack.estimate(Victim(two_classes), 4, batch, Goal(tf.constant(y)), seeds).numpy()
     directions = drawn(attack, 4, batch, seeds)
     slope = margin_slope(y)
@@ -67,7 +63,7 @@ def test_estimate_on_a_linear_model_is_the_sum_of_its_directions(kind, num_sampl
 def test_estimate_is_unbiased(kind):
     batch, y = tf.constant(images(4), tf.float64), labels(4) % 2
     attack = KINDS[kind](THREAT, num_samples=4_000)
-    seeds = seeds_of(attack, 4)
+    seeds = tf.constant(seeds_of(4))
     estimate = attack.estimate(Victim(two_classes), 0, batch, Goal(tf.constant(y)), seeds).numpy()
     slope = margin_slope(y)
     # The error's standard deviation is at most |g| * sqrt(2 / q) in each coordinate.
@@ -80,7 +76,7 @@ def test_estimate_is_unbiased(kind):
 def test_directions_are_what_they_are_called_and_differ_everywhere(kind):
     batch = tf.zeros([3, 30, 40, 1])
     attack = KINDS[kind](THREAT)
-    seeds = seeds_of(attack, 3)
+    seeds = tf.constant(seeds_of(3))
 
     def draw(index, chunk):
         return attack.draw(index, chunk, 5, batch, seeds).numpy().reshape(15, 1200)
@@ -101,7 +97,7 @@ def test_directions_are_what_they_are_called_and_differ_everywhere(kind):
 def expected_ascent(attack, batch, y, num_steps):
     """NumPy version of the loop on `two_classes`, with the attack's own draws."""
     start = batch.astype(np.float64)
-    seeds = seeds_of(attack, len(y))
+    seeds = tf.constant(seeds_of(len(y)))
     x_adv, first, second = start, 0.0, 0.0
     for index in range(num_steps):
         slope = margin_slope(y)
@@ -216,7 +212,7 @@ def test_inside_a_training_step(kind):
 
     result = attack(linear, images(), labels())
     attacked = result.forward_passes > 1
-    crafted = craft(seeds_of(attack, 20)).numpy()
+    crafted = craft(tf.constant(seeds_of(20))).numpy()
     np.testing.assert_allclose(crafted[attacked], result.x_adv[attacked], atol=1e-3)
     moved = np.abs(craft(tf.constant([3, 4])) - images()).reshape(20, -1)
     # All that are not broken by the first sign step went their own way.
@@ -250,7 +246,7 @@ def test_answers_that_are_not_finite_count_for_nothing(kind):
         return tf.where(is_lost[:, None], np.nan, two_classes(points))
 
     attack = KINDS[kind](THREAT, num_samples=40)
-    seeds, y = seeds_of(attack, 1), labels(1) % 2
+    seeds, y = tf.constant(seeds_of(1)), labels(1) % 2
     estimate = attack.estimate(Victim(partly_nan), 0, batch, Goal(tf.constant(y)), seeds).numpy()
     directions = drawn(attack, 0, batch, seeds)[0]
     kept = directions[np.sign(directions[:, 0]) != np.sign(directions[:, 1])]

@@ -6,7 +6,7 @@ import golden_models
 import numpy as np
 import pytest
 import tensorflow as tf
-from attack_victims import CLASSES, PIXELS, THREAT, images, labels, linear, weights
+from attack_victims import CLASSES, PIXELS, THREAT, images, labels, linear, seeds_of, weights
 
 import he_keras as he
 from he_keras import attacks
@@ -24,13 +24,9 @@ SPACES = {"tanh": TanhSpace, "direct": DirectSpace}
 both_spaces = pytest.mark.parametrize("space", SPACES)
 
 
-def seeds_of(attack, count):
-    return tf.constant(attack._seeds(np.arange(count), 0))
-
-
 def draws(attack, count, num_steps):
     """The pixels of all steps, `(num_steps, count, coordinates_per_step)`."""
-    seeds = seeds_of(attack, count)
+    seeds = tf.constant(seeds_of(count))
     draw = tf.function(lambda step: attack.draw(step, seeds, PIXELS))
     return np.stack([draw(tf.constant(step)).numpy() for step in range(num_steps)])
 
@@ -69,7 +65,7 @@ def test_partial_derivatives_on_a_linear_model(space, dtype):
     start = made.variable(tf.constant(batch.reshape(-1, PIXELS)))
     variable = start + np.random.default_rng(0).uniform(-0.02, 0.02, start.shape).astype(dtype)
     const = tf.constant(np.linspace(0.1, 3.0, 20).astype(dtype))
-    coordinates = attack.draw(3, seeds_of(attack, 20), PIXELS)
+    coordinates = attack.draw(3, tf.constant(seeds_of(20)), PIXELS)
     found = attack.partial_derivatives(
         Victim(linear), tf.constant(batch), goal, start, variable, const, coordinates
     ).numpy()
@@ -238,7 +234,7 @@ def test_inside_a_training_step():
 
     result = attack(linear, images(), labels())
     attacked = result.forward_passes > 1
-    crafted = craft(seeds_of(attack, 20)).numpy()
+    crafted = craft(tf.constant(seeds_of(20))).numpy()
     np.testing.assert_allclose(crafted[attacked], result.x_adv[attacked], atol=1e-3)
     assert np.abs(craft(tf.constant([3, 4])) - images()).max() <= THREAT.epsilon + 1e-6
 

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 from apgd_reference import CLASSES, SHAPE, TanhNetwork
+from attack_victims import seeds_of
 
 import he_keras as he
 from he_keras.attacks import Victim
@@ -32,6 +33,6 @@ def run(attack, model=NETWORK, labels=None, images=None):
     """Runs an attack operation by operation, which for these networks is faster than compiling."""
     images = problem()[0] if images is None else images
     labels = problem()[1] if labels is None else labels
-    seeds = tf.constant(attack._seeds(np.arange(len(images)), 0))
+    seeds = tf.constant(seeds_of(len(images)))
     crafted = attack.run(Victim(model), tf.constant(images), tf.constant(labels), seeds)
     return crafted._replace(x_adv=crafted.x_adv.numpy())

@@ -6,6 +6,7 @@ import numpy as np
 import programs
 import pytest
 import tensorflow as tf
+from absl import flags
 
 import he_keras as he
 from he_keras.evaluation import evaluate_corruptions, transfer_matrix, verify
@@ -29,23 +30,18 @@ def evaluate():
         yield program
 
 
-def of_the_program(evaluate):
+def of_the_program():
     """What `he-keras evaluate` passes on without flags: of a flag, or of the configuration."""
-    evaluation_flags = evaluate.evaluation_flags
     config = he.experiment.default_config().evaluation
-    return {
-        "attacks": evaluation_flags.ATTACKS.default or config.attacks,
-        "mode": evaluate._MODE.default or config.mode,
-        "batch_size": evaluation_flags.BATCH_SIZE.default,
-        "checks": evaluate._CHECKS.default,
-        "panel": evaluate._PANEL.default,
-        "shard": evaluate._SHARD.default,
-    }
+    names = ("attacks", "mode", "batch_size", "checks", "panel", "shard")
+    of_flags = {name: flags.FLAGS[name].default for name in names}
+    of_config = {"attacks": config.attacks, "mode": config.mode}
+    return of_flags | {name: of_flags[name] or value for name, value in of_config.items()}
 
 
 def test_the_program_and_the_function_have_the_same_defaults(evaluate):
     in_python = defaults(he.evaluate_robustness)
-    assert {name: in_python[name] for name in in_python.keys() - OWN} == of_the_program(evaluate)
+    assert {name: in_python[name] for name in in_python.keys() - OWN} == of_the_program()
     assert he.experiment.default_config().evaluation.batch_size == in_python["batch_size"]
 
 

@@ -7,7 +7,7 @@ from broken_models import THREAT, honest, masked_head, sample
 
 import he_keras as he
 from he_keras.attacks import Victim
-from he_keras.evaluation.checks import epsilon_curve, radii, sanity_checks
+from he_keras.evaluation.checks import epsilon_curve, sanity_checks
 from he_keras.evaluation.checks.check import AttackedSample
 from he_keras.evaluation.checks.planted import border_points, judge, plant, planted_adversarial
 from he_keras.evaluation.checks.table import CHECKS, run_check
@@ -72,10 +72,14 @@ def test_the_curve_of_a_linear_model_is_its_distribution_of_distances():
 
 @pytest.mark.parametrize(("norm", "widest"), [("linf", 1.0), ("l2", np.sqrt(12)), ("l1", 12.0)])
 def test_default_radii_reach_from_a_quarter_to_eight_epsilon_within_the_box(norm, widest):
-    small = radii._default_epsilons(a_sample(norm=norm, epsilon=0.1), radii._FACTORS)
-    np.testing.assert_allclose(small, [0.025, 0.05, 0.1, 0.2, 0.4, 0.8])
-    large = radii._default_epsilons(a_sample(norm=norm, epsilon=0.5 * widest), radii._FACTORS)
-    np.testing.assert_allclose(large, np.array([0.125, 0.25, 0.5, 1.0]) * widest)
+    def measured(epsilon):
+        threat = he.ThreatModel(norm, epsilon)
+        points = epsilon_curve(linear, *linear_sample(2), threat, attack="fgsm")["points"]
+        return [point["epsilon"] for point in points]
+
+    np.testing.assert_allclose(measured(0.1), [0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8])
+    expected = np.array([0.0, 0.125, 0.25, 0.5, 1.0]) * widest
+    np.testing.assert_allclose(measured(0.5 * widest), expected)
 
 
 def test_a_curve_by_an_attack_of_choice():
