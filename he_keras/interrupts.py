@@ -73,7 +73,7 @@ class KeptInterrupts:
 
     def check(self) -> None:
         """Raises a KeyboardInterrupt if there has been one, whatever became of it."""
-        if self._was_asked:
+        if self._was_asked or self._is_waiting:
             self._cancel_second_try()
             raise KeyboardInterrupt
 

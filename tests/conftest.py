@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import resource
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,6 +24,9 @@ _RESIDENT = pytest.StashKey[int]()
 def pytest_configure(config):
     """Splits the CPU into two devices, which TensorFlow allows only before it first computes."""
     del config
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts what runs in the background so, and tests start programs to interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 

@@ -141,7 +141,12 @@ def cost_of_search(config, settings: search.SearchSettings) -> Cost:
         scored = _scoring(prepared, training, len(epochs))
     share = sum(epochs) / config.train.epochs
     *trained, compiled = whole.parts
-    lines = [CostPart(each.name, each.passes * share, each.seconds * share) for each in trained]
+    # Their names begin with the number of epochs.
+    names = [f"{sum(epochs)} {each.name.partition(' ')[2]}" for each in trained]
+    lines = [
+        CostPart(name, each.passes * share, each.seconds * share)
+        for name, each in zip(names, trained, strict=True)
+    ]
     name = f"{len(epochs)} x compilation"
     lines = [*lines, CostPart(name, 0.0, compiled.seconds * len(epochs)), *scored]
     title = f"a search of {len(epochs)} trials"

@@ -335,3 +335,13 @@ def test_full_disk(tmp_path):
     lines = answer.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["OSError"] * len(limits), answer.stdout
     assert names(tmp_path / "served") == []
+
+
+def test_ctrl_c_while_it_is_held_is_found_by_the_check():
+    passed = False
+    with KeptInterrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        with interrupts.held():
+            signal.raise_signal(signal.SIGINT)
+            interrupts.check()
+            passed = True
+    assert not passed
