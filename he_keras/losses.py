@@ -83,7 +83,9 @@ def dlr_targeted(logits, labels, targets):
 
 def true_logit(logits, labels):
     """`o_y` for each example."""
-    return tf.gather(logits, tf.cast(labels, tf.int32), batch_dims=1)
+    # The gradient of `tf.gather` with `batch_dims` takes a hundred operations more.
+    rows = tf.range(tf.shape(logits)[0])
+    return tf.gather_nd(logits, tf.stack([rows, tf.cast(labels, tf.int32)], axis=1))
 
 
 def _largest_other(logits, labels):

@@ -123,15 +123,15 @@ FAULTS = [
     (
         "survivors' results go to other rows",
         "attacks/framework/rows.py",
-        "return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis],",
-        "return tf.tensor_scatter_nd_update(tensor, tf.range(tf.size(rows))[:, tf.newaxis],",
+        "lambda old, new: tf.tensor_scatter_nd_update(old, rows, tf.gather(new, unpadded)),",
+        "lambda old, new: tf.concat([tf.gather(new, unpadded), old[count:]], axis=0),",
         "tests/attacks/test_attacks_closed_form.py::test_an_example_that_has_ended_stays_as_it_is",
     ),
     (
         "finished examples move on with their batch",
         "attacks/framework/rows.py",
-        "tf.reduce_all(running), lambda: moved",
-        "tf.reduce_any(running), lambda: moved",
+        "return select_rows(is_active(state), step(index, state, inputs), state)",
+        "return step(index, state, inputs)",
         "tests/attacks/test_attacks_closed_form.py::test_an_example_that_has_ended_stays_as_it_is",
     ),
     (

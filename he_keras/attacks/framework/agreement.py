@@ -18,8 +18,8 @@ import functools
 import hashlib
 import inspect
 import types
-from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -59,7 +59,8 @@ class Probe(NamedTuple):
     logits: np.ndarray
 
 
-_PROBES: contextvars.ContextVar[dict | None] = contextvars.ContextVar("probes", default=None)
+Made = TypeVar("Made")
+_HELD: contextvars.ContextVar[dict | None] = contextvars.ContextVar("held", default=None)
 
 
 @contextlib.contextmanager
@@ -68,14 +69,24 @@ def standing_still() -> Iterator[None]:
 
     An ensemble, or a whole evaluation, opens it around the attacks that it runs.
     """
-    if _PROBES.get() is not None:
+    if _HELD.get() is not None:
         yield
         return
-    token = _PROBES.set({})
+    token = _HELD.set({})
     try:
         yield
     finally:
-        _PROBES.reset(token)
+        _HELD.reset(token)
+
+
+def shared(key: Hashable, make: Callable[[], Made]) -> Made:
+    """Returns what was made for this key while `standing_still` has been open; else makes it."""
+    held = _HELD.get()
+    if held is None:
+        return make()
+    if key not in held:
+        held[key] = make()
+    return held[key]
 
 
 def probe(model, images) -> Probe:
@@ -96,14 +107,9 @@ def probe(model, images) -> Probe:
         (8, 2)
     """
     images = tf.constant(images[:PROBE_SIZE])
-    held = _PROBES.get()
-    if held is None:
-        return _probe(model, images)
     # The probe keeps the model alive, so that no other one gets its identity.
     key = (*_identity(model), configuration(model), tuple(images.shape[1:]), images.dtype)
-    if key not in held:
-        held[key] = _probe(model, images)
-    return held[key]
+    return shared(("probe", *key), lambda: _probe(model, images))
 
 
 def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, tuple[str, ...]]:

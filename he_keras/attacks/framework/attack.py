@@ -13,21 +13,18 @@ of an attack cannot change, so that what it reports is what ran.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from he_keras import refusals
 from he_keras.arguments import (
     check_choice,
     check_flag,
     check_positive_integer,
     check_seed,
     check_takes,
-    is_traced,
-    reason_of,
 )
 from he_keras.attacks.framework.agreement import (
     Probe,
@@ -35,8 +32,10 @@ from he_keras.attacks.framework.agreement import (
     compilation_key,
     is_current,
     probe,
+    shared,
     standing_still,
 )
+from he_keras.attacks.framework.batch_function import BatchFunction
 from he_keras.attacks.framework.result import (
     AttackResult,
     Crafted,
@@ -48,7 +47,7 @@ from he_keras.attacks.framework.result import (
     copied,
     merge,
 )
-from he_keras.attacks.framework.rows import put_rows, select_rows, under_xla
+from he_keras.attacks.framework.rows import select_rows, under_xla
 from he_keras.attacks.framework.victim import (
     Victim,
     check_class_numbers,
@@ -65,6 +64,13 @@ KEEP = ("best", "last")
 #: restart of one seed draws the numbers of the next seed; a prime, so that seeds which differ by a
 #: round number do not meet either.
 _RESTARTS_PER_SEED = 10_007
+
+
+class _Functions(NamedTuple):
+    """What is compiled: the score of images, and the attack on images that are to be broken."""
+
+    score: BatchFunction
+    craft: BatchFunction
 
 
 class Attack(Configurable, Sealed):
@@ -254,11 +260,13 @@ class Attack(Configurable, Sealed):
             found = probe(model, images)
             if targets is not None:
                 self._check_target_classes(targets, found.logits.shape[1])
-            compiled = self._compile(victim, found)
+            attack_batch = self._compile(victim, found)
         goal, parts = Goal.of(labels, targets), []
         for first in range(0, len(images), self.batch_size):
             rows = slice(first, first + self.batch_size)
-            part = self._attack_with_restarts(compiled, images[rows], goal.rows(rows), ids[rows])
+            part = self._attack_with_restarts(
+                attack_batch, images[rows], goal.rows(rows), ids[rows]
+            )
             parts.append(part)
         return dataclasses.replace(concatenate(parts), warnings=warnings)
 
@@ -289,9 +297,9 @@ class Attack(Configurable, Sealed):
             self._check_num_classes(num_classes, MIN_CLASSES["dlr-targeted"])
         check_class_numbers(targets, num_classes)
 
-    def _attack_with_restarts(self, compiled, images, goal: Goal, ids) -> AttackResult:
+    def _attack_with_restarts(self, attack_batch, images, goal: Goal, ids) -> AttackResult:
         """Runs every restart on the examples that are not broken yet."""
-        best = compiled(images, goal, self._seeds(ids, 0))
+        best = attack_batch(images, goal, self._seeds(ids, 0))
         if self.num_restarts == 1:
             return best
         best = copied(best)
@@ -299,7 +307,7 @@ class Attack(Configurable, Sealed):
             rows = np.flatnonzero(~best.success) if self.stop_when_broken else np.arange(len(ids))
             if not len(rows):
                 break
-            again = compiled(images[rows], goal.rows(rows), self._seeds(ids[rows], restart))
+            again = attack_batch(images[rows], goal.rows(rows), self._seeds(ids[rows], restart))
             merge(best, again, rows, by_distance=self.minimum_norm)
         return best
 
@@ -308,137 +316,100 @@ class Attack(Configurable, Sealed):
         return np.stack([draw, ids], axis=1).astype(np.int32)
 
     def _compile(self, victim: Victim, found: Probe):
-        """Returns the compiled batch function. That of the last victim is kept.
+        """Returns the function that attacks a batch. What the last victim had compiled is kept.
 
-        A kept function is compared with the model once after each probe.
+        It is compared with the model once after each probe.
         """
-        key = compilation_key(victim)
+        key = (*compilation_key(victim), self.runs_in_graph)
         is_unproven = key == self._compiled_key and found is not self._proven
         if key != self._compiled_key:
-            self._trace(victim)
+            self._compiled = self._functions(victim, key)
         self._compiled_key, self._proven = key, found
 
         def call(images, goal: Goal, seeds) -> AttackResult:
             nonlocal is_unproven
-            outcome, clean_margins = self._run_compiled(images, goal, seeds)
-            if is_unproven and not is_current(found, victim, images, goal, clean_margins):
-                self._trace(victim)
-                outcome, _ = self._run_compiled(images, goal, seeds)
+            clean = self._compiled.score(images, goal)
+            if is_unproven and not is_current(found, victim, images, goal, clean.margin):
+                self._compiled = self._functions(victim, key)
+                clean = self._compiled.score(images, goal)
             is_unproven = False
-            return AttackResult(**{"x_nearest": outcome["x_adv"], **outcome})
+            return self._attack_batch(images, goal, seeds, clean)
 
         return call
 
-    def _trace(self, victim: Victim) -> None:
-        batch_function = functools.partial(self._attack_batch, victim.counted())
-        if self.runs_in_graph:
-            needed = self._needs_autograph(victim)
-            batch_function = tf.function(batch_function, autograph=needed)
-        self._compiled = batch_function
+    def _functions(self, victim: Victim, key) -> _Functions:
+        """What is to be compiled; all attacks on a victim can share the function that scores."""
+        victim = victim.counted()
+        compiled = functools.partial(BatchFunction, attack=self.name, in_graph=self.runs_in_graph)
 
-    def _needs_autograph(self, victim: Victim) -> bool:
-        """Whether a Python `if` or `while` can be on tensors; in our attacks none is.
+        def score(images, goal: Goal) -> Score:
+            return goal.score(victim.for_many_passes().logits(images))
 
-        Keras never runs layers with autograph. Without it, tracing takes a fifth less time.
-        """
-        return is_own(self) or not isinstance(victim.model, keras.layers.Layer)
-
-    def _run_compiled(self, images, goal: Goal, seeds) -> tuple[dict[str, Any], np.ndarray]:
-        """Returns the columns of the result, and the margins of the clean images."""
-        compiled = self._compiled
-        goal = tf.nest.map_structure(tf.constant, goal)
-        if self.runs_in_graph:
-            # Tensors of unknown batch size keep one trace for every size.
-            compiled = self._traced(images, goal)
-        try:
-            outcome = compiled(tf.constant(images), goal, tf.constant(seeds))
-        except tf.errors.InvalidArgumentError as error:
-            sentence = refusals.sentence_of(error)
-            if not sentence:
-                raise
-            raise ValueError(sentence) from None
-        columns = {name: tensor.numpy() for name, tensor in outcome.items()}
-        return columns, columns.pop("clean_margin")
-
-    def _traced(self, images, goal: Goal):
-        """The compiled function; an error of the traced code becomes one sentence."""
-        try:
-            return self._compiled.get_concrete_function(
-                tf.TensorSpec([None, *images.shape[1:]], images.dtype),
-                tf.nest.map_structure(lambda _: tf.TensorSpec([None], tf.int32), goal),
-                tf.TensorSpec([None, 2], tf.int32),
-            )
-        except Exception as error:
-            if not is_traced(error):
-                raise
-            kind, _, sentence = reason_of(error).partition(": ")
-            if "; expected" in sentence:
-                raise (TypeError if kind == "TypeError" else ValueError)(sentence) from error
-            raise ValueError(
-                f"The attack {self.name!r} does not run; expected TensorFlow operations that take "
-                f"any batch size; received {kind}: {sentence}"
-            ) from error
-
-    def _attack_batch(self, victim: Victim, images, goal: Goal, seeds) -> dict[str, Any]:
-        """Attacks one batch inside the graph: clean check, attack, scoring."""
-        victim = victim.for_many_passes()
-        clean = goal.score(victim.logits(images))
-        rows = tf.range(tf.shape(images)[0])
-        if self.stop_when_broken or self.minimum_norm:
-            rows = tf.boolean_mask(rows, ~clean.broken)
-        # Not every model can run on an empty batch.
-        left_alone = self._left_alone(images, clean)
-        outcome = tf.cond(
-            tf.size(rows) > 0,
-            lambda: self._attack_rows(victim, images, goal, seeds, left_alone, rows),
-            lambda: left_alone,
+        # Other people's code may have a Python `if` or `while` on tensors. Our attacks have none,
+        # and Keras never runs layers with autograph. Without it, tracing takes a fifth less time.
+        has_layers = isinstance(victim.model, keras.layers.Layer)
+        return _Functions(
+            score=shared(("score", *key), lambda: compiled(score, autograph=not has_layers)),
+            craft=compiled(
+                functools.partial(self._craft, victim), autograph=is_own(self) or not has_layers
+            ),
         )
+
+    def _attack_batch(self, images, goal: Goal, seeds, clean: Score) -> AttackResult:
+        """Attacks one batch, whose clean images were scored."""
+        outcome = self._left_alone(images, clean)
+        rows = np.arange(len(images))
+        if self.stop_when_broken or self.minimum_norm:
+            rows = np.flatnonzero(~clean.broken)
+        # Not every model can run on an empty batch.
+        if len(rows):
+            attacked = self._attack_rows(images[rows], goal.rows(rows), seeds[rows])
+            for name, column in attacked.items():
+                outcome[name][rows] = column
         outcome["non_finite"] = ~(clean.finite & outcome.pop("finite"))
         outcome["forward_passes"] += 1
-        return {**outcome, "clean_margin": clean.margin}
+        return AttackResult(**{"x_nearest": outcome["x_adv"], **outcome})
 
     def _left_alone(self, images, clean: Score) -> dict[str, Any]:
         """The outcome for examples that are not attacked."""
-        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
-        outcome = {
-            "x_adv": images,
-            "success": clean.broken,
-            "margin": clean.margin,
-            "finite": clean.finite,
-            "forward_passes": passes,
-            "backward_passes": passes,
-            "distance": tf.zeros_like(passes, images.dtype),
+        outcome: dict[str, Any] = {
+            "x_adv": images.copy(),
+            "success": clean.broken.copy(),
+            "margin": clean.margin.copy(),
+            "finite": clean.finite.copy(),
+            "forward_passes": np.zeros(len(images), np.int32),
+            "backward_passes": np.zeros(len(images), np.int32),
+            "distance": np.zeros(len(images), images.dtype),
         }
-        return {**outcome, "x_nearest": images} if self.minimum_norm else outcome
+        return {**outcome, "x_nearest": images.copy()} if self.minimum_norm else outcome
 
-    def _attack_rows(self, victim: Victim, images, goal: Goal, seeds, left_alone, rows):
-        """Attacks some rows; the others keep the outcome of being left alone."""
-        chosen, goal, seeds = tf.nest.map_structure(
-            lambda each: tf.gather(each, rows), (images, goal, seeds)
-        )
-        crafted = self._run_towards(goal, victim, chosen, seeds)
-        x_adv, scored, passes = self._scored(victim, crafted, chosen, goal)
+    def _attack_rows(self, images, goal: Goal, seeds) -> dict[str, np.ndarray]:
+        """Attacks these images, and scores what was found where the attack has not done so."""
+        crafted, distance, nearest = self._compiled.craft(images, goal, seeds)
+        scored = crafted.score
         outcome = {
-            "x_adv": x_adv,
-            "success": scored.broken,
-            "margin": scored.margin,
-            "finite": scored.finite,
-            "forward_passes": crafted.forward_passes + passes,
+            "x_adv": crafted.x_adv,
+            "forward_passes": crafted.forward_passes,
             "backward_passes": crafted.backward_passes,
-            "distance": self.threat.distance(x_adv, chosen),
+            "distance": distance,
         }
+        if scored is None:
+            scored = self._compiled.score(crafted.x_adv, goal)
+            outcome["forward_passes"] = crafted.forward_passes + 1
+        outcome |= {"success": scored.broken, "margin": scored.margin, "finite": scored.finite}
         if self.minimum_norm:
-            outcome |= self._nearest(crafted, chosen, outcome)
-        return {name: put_rows(left_alone[name], rows, value) for name, value in outcome.items()}
+            outcome |= self._nearest(nearest, crafted.distance, images, outcome)
+        return outcome
 
-    def _scored(
-        self, victim: Victim, crafted: Crafted, images, goal: Goal
-    ) -> tuple[Any, Score, int]:
-        """The allowed adversarial images, their scores, and the passes that these cost."""
+    def _craft(self, victim: Victim, images, goal: Goal, seeds) -> tuple[Crafted, Any, Any]:
+        """Runs the attack; returns also how far its allowed images lie, and what it found itself.
+
+        This is what is compiled.
+        """
+        crafted = self._run_towards(goal, victim.for_many_passes(), images, seeds)
         x_adv = self._allowed(crafted, images)
-        if crafted.score is not None:
-            return x_adv, crafted.score, 0
-        return x_adv, goal.score(victim.logits(x_adv)), 1
+        nearest = crafted.x_adv if self.minimum_norm else None
+        return crafted._replace(x_adv=x_adv), self.threat.distance(x_adv, images), nearest
 
     def _allowed(self, crafted: Crafted, images):
         """The adversarial images inside ball and bounds; NaN and infinity become the image's."""
@@ -452,16 +423,18 @@ class Attack(Configurable, Sealed):
             x_adv = select_rows(within, crafted.x_adv, x_adv)
         return tf.where(tf.math.is_finite(x_adv), x_adv, images)
 
-    def _nearest(self, crafted: Crafted, images, outcome) -> dict[str, Any]:
+    def _nearest(self, nearest, distance, images, outcome) -> dict[str, np.ndarray]:
         """The nearest adversarial image: the attack's, unless its projection is one too."""
-        broken = outcome["success"]
+        broken, farther = outcome["success"], distance.astype(images.dtype)
         # Found inside the ball, but not confirmed when scored again: that is no success.
-        farther = tf.cast(crafted.distance, images.dtype)
-        farther = tf.where(farther > self.threat.epsilon, farther, np.inf)
-        x_nearest = select_rows(tf.math.is_finite(farther), crafted.x_adv, images)
+        farther = np.where(farther > self.threat.epsilon, farther, np.inf)
+        x_nearest = images.copy()
+        is_found = np.isfinite(farther)
+        x_nearest[is_found] = nearest[is_found]
+        x_nearest[broken] = outcome["x_adv"][broken]
         return {
-            "distance": tf.where(broken, outcome["distance"], farther),
-            "x_nearest": select_rows(broken, outcome["x_adv"], x_nearest),
+            "distance": np.where(broken, outcome["distance"], farther),
+            "x_nearest": x_nearest,
         }
 
     def check_model(self, model, images, labels) -> None:

@@ -64,12 +64,7 @@ def _freezing(step, is_active):
     """Returns the step that leaves ended rows as they are."""
 
     def frozen_step(index, state, inputs):
-        running = is_active(state)
-        moved = step(index, state, inputs)
-        # Usually all are running: then nothing needs copying.
-        return tf.cond(
-            tf.reduce_all(running), lambda: moved, lambda: select_rows(running, moved, state)
-        )
+        return select_rows(is_active(state), step(index, state, inputs), state)
 
     return frozen_step
 
@@ -77,18 +72,25 @@ def _freezing(step, is_active):
 def _iterate_active(step, index, state, inputs, num_steps, is_active):
     """Gathers the active rows and iterates on them until a smaller batch would hold the rest."""
     active = is_active(state)
-    rows = tf.cast(tf.where(active)[:, 0], tf.int32)
+    rows = tf.cast(tf.where(active), tf.int32)
+    count = tf.shape(rows)[0]
     unit = tf.maximum(tf.size(active) // _SIZES_PER_BATCH, 1)
-    padded = tf.concat([rows, tf.repeat(rows[-1:], -tf.size(rows) % unit)], axis=0)
+    size = -(-count // unit) * unit
+    positions = tf.minimum(tf.range(size), count - 1)
+    padded = tf.gather(rows[:, 0], positions)
     part, part_inputs = tf.nest.map_structure(lambda each: tf.gather(each, padded), (state, inputs))
 
     def fills_its_size(index, part):
-        count = tf.math.count_nonzero(is_active(part)[: tf.size(rows)], dtype=tf.int32)
-        return (index < num_steps) & (-(-count // unit) * unit == tf.size(padded))
+        left = tf.math.count_nonzero(is_active(part)[:count], dtype=tf.int32)
+        return (index < num_steps) & (-(-left // unit) * unit == size)
 
     index, part = _loop(fills_its_size, _freezing(step, is_active), index, part, part_inputs)
-    part = tf.nest.map_structure(lambda each: each[: tf.size(rows)], part)
-    return index, tf.nest.map_structure(lambda old, new: put_rows(old, rows, new), state, part)
+    unpadded = tf.range(count)
+    return index, tf.nest.map_structure(
+        lambda old, new: tf.tensor_scatter_nd_update(old, rows, tf.gather(new, unpadded)),
+        state,
+        part,
+    )
 
 
 def _loop(condition, step, index, state, inputs):
@@ -148,23 +150,17 @@ def map_groups(function, inputs, images_per_row: int):
 
 def select_rows(mask, new, old):
     """Takes each row of a nest of tensors from `new` where `mask`, else from `old`."""
-    return tf.nest.map_structure(lambda one, other: _select(mask, one, other), new, old)
+    column = tf.expand_dims(mask, 1)
 
+    def select(new, old):
+        if new.shape.rank <= 2:
+            return tf.where(mask if new.shape.rank == 1 else column, new, old)
+        # As matrices: a mask that spreads over several axes makes TensorFlow seven times slower.
+        shape = new.shape[1:]
+        new, old = (tf.reshape(each, [-1, math.prod(shape)]) for each in (new, old))
+        return tf.reshape(tf.where(column, new, old), [-1, *shape])
 
-def _select(mask, new, old):
-    rank = new.shape.rank
-    if rank <= 2:
-        return tf.where(mask_like(mask, new), new, old)
-    # As matrices: a mask that spreads over several axes makes TensorFlow seven times slower.
-    shape = new.shape[1:]
-    size = math.prod(shape)
-    new, old = (tf.reshape(each, [-1, size]) for each in (new, old))
-    return tf.reshape(tf.where(mask[:, tf.newaxis], new, old), [-1, *shape])
-
-
-def put_rows(tensor, rows, values):
-    """Returns `tensor` with `values` at `rows` of the first axis."""
-    return tf.tensor_scatter_nd_update(tensor, rows[:, tf.newaxis], tf.cast(values, tensor.dtype))
+    return tf.nest.map_structure(select, new, old)
 
 
 def mask_like(mask, tensor):
