@@ -149,3 +149,20 @@ def _plain(value: Any) -> Any:
 def _built(value: Any) -> Any:
     is_object = isinstance(value, dict) and "class_name" in value
     return keras.saving.deserialize_keras_object(value) if is_object else value
+
+
+def flat_settings(tree: dict, prefix: str = "") -> dict[str, Any]:
+    """Returns the settings of nested sections by their dotted names.
+
+    Example:
+        >>> from he_keras.configurable import flat_settings
+        >>> flat_settings({"seed": 0, "head": {"scale": 15.0}})
+        {'seed': 0, 'head.scale': 15.0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

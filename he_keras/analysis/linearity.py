@@ -5,7 +5,7 @@ and G its gradient at the image. Then `gamma(epsilon, x) = max |l(x + d) - l(x) 
 threat model's ball. Any adversarial loss is at most `l(x) + |<d, G>| + gamma`. If gamma is large,
 the gradient at the image says little about the ball, and weak attacks overestimate robustness.
 
-The search is that of the LLR objective, with other settings: it follows the whole gradient of the
+The search is that of the LLR objective, with other settings. It follows the whole gradient of the
 deviation, keeps the best iterate, and may start several times. What it finds is a lower bound.
 
 In linf the search is Adam at three times the radius, which jumps between corners of the ball. On
@@ -33,8 +33,8 @@ from he_keras.drawing import legend_above, plain_axes, style
 from he_keras.objectives.local_linearity import Search, Tangent, most_nonlinear_point
 from he_keras.threat import ThreatModel, check_threat, with_radius
 
-# How far the seeds of two restarts lie apart: a prime, so that they do not meet those of another
-# run, whose seed usually differs by a small or a round number.
+# How far the seeds of two restarts lie apart. The seeds of two runs usually differ by a small or a
+# round number, and a prime keeps their restarts from meeting.
 _RESTART_STRIDE = 7_919
 #: Adam's rate in units of epsilon.
 _ADAM_RATIO = 3.0
@@ -80,9 +80,9 @@ def local_linearity(
         labels: integer labels.
         threat: the threat model.
         num_steps: steps of the search.
-        num_restarts: searches from different uniform starts, every second one from the mirror image
-            of the start before: a convex loss deviates most at one of two opposite ends, and each
-            search climbs to that on its own side. The best counts.
+        num_restarts: searches from different uniform starts; the best counts. Every second one
+            starts from the mirror image of the start before. A convex loss deviates most at one of
+            two opposite ends, and each search climbs to the one on its own side.
         seed: seed of the starts, which do not depend on the batch size.
         loss: "ce", "cw" (the negative margin) or "dlr".
         batch_size: examples in a batch.

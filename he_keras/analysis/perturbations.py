@@ -4,9 +4,9 @@ Paper: "Boosting Adversarial Training with Hypersphere Embedding", Fig. 2 (right
 a standardly trained network look like noise. Those of adversarially trained ones follow the object
 in the image, and more so with HE.
 
-That is a statement about a few pictures, so two numbers over all images are given with them: how
-much a pixel's change resembles its neighbours' (0 for noise), and how much the change is found at
-the image's edges.
+That is a statement about a few pictures, so two numbers over all images are given with them. One
+says how much a pixel's change resembles its neighbours' (0 for noise). The other says how much of
+the change lies at the image's edges.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """The mean loss of some examples as a function of a model's weights: values and curvature.
 
-Batch normalisation runs in inference mode, and no weight of the model is ever written: other values
+Batch normalisation runs in inference mode. No weight of the model is ever written. Other values
 take the place of the model's own during a call (`keras.StatelessScope`).
 """
 

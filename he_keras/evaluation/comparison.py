@@ -17,10 +17,11 @@ import collections
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from he_keras.configurable import flat_settings
 from he_keras.evaluation.report.report_files import StoredReport
 from he_keras.evaluation.run.examples import PREFIX
 from he_keras.evaluation.statistics import MeanDifference, mcnemar_interval, mcnemar_p_value
@@ -395,17 +396,9 @@ def _group(members: Sequence[ComparedRun], pairs: Sequence[PairedCounts]) -> See
 
 def _settings(run: ComparedRun) -> dict:
     """The configuration of a training, flat, without what does not matter to the model."""
-
-    def flat(section: dict, prefix: str) -> Iterator[tuple[str, object]]:
-        for key, value in section.items():
-            if isinstance(value, dict):
-                yield from flat(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
     return {
         key: value
-        for key, value in flat(run.training, "")
+        for key, value in flat_settings(run.training).items()
         if key not in _NEUTRAL_TRAINING and not key.startswith("evaluation.")
     }
 

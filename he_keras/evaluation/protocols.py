@@ -3,7 +3,7 @@
 `docs/research/protocols.md` compares text and code.
 
 A protocol measures a number to compare with a printed one. It does not find out how robust a model
-is: the HE paper attacks raw cosines, the logits at scale 1, where cross-entropy misses adversarial
+is. The HE paper attacks raw cosines, the logits at scale 1. There, cross-entropy misses adversarial
 images. Settings that the sources leave open are chosen here, and each protocol's note says which.
 """
 

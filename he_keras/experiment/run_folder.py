@@ -7,6 +7,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
+from he_keras.configurable import flat_settings
 from he_keras.environment import environment
 from he_keras.files import lock, make_writable, read_json, write_json
 
@@ -19,7 +20,8 @@ def prepare(folder: pathlib.Path, config: dict, defaults: dict) -> None:
     make_writable(folder, "to the output folder")
     stored = folder / "config.json"
     if stored.exists():
-        _check_same({**_flatten(defaults), **_flatten(read_json(stored))}, _flatten(config), folder)
+        before = {**flat_settings(defaults), **flat_settings(read_json(stored))}
+        _check_same(before, flat_settings(config), folder)
     write_json(stored, config)
     _record_environment(folder / "environment.json", {**environment(), "seed": config.get("seed")})
 
@@ -63,13 +65,3 @@ def _check_same(before: dict, now: dict, folder: pathlib.Path) -> None:
             "a new folder; "
             f"received {folder} with {changes}"
         )
-
-
-def _flatten(tree: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -3,10 +3,10 @@
 he-keras doctor
 he-keras doctor --nospeed
 
-It shows versions, devices, data sets and known problems. The speed check trains a small network for
-about ten seconds on an idle machine, and compares the step with its convolutions alone: a ratio
-that differs little between machines, so a stored one stands beside it. The exit code is 1 if there
-is a problem. Please send the output with a report of a fault.
+It shows versions, devices, data sets and known problems. The speed check trains a small network,
+for about ten seconds on an idle machine. It compares the time of a step with that of its
+convolutions alone. This ratio differs little between machines, so a stored one stands beside it.
+The exit code is 1 if there is a problem. Please send the output with a report of a fault.
 """
 
 import os

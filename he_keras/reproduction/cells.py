@@ -1,7 +1,8 @@
 """The cells of the papers' tables: each has a published number, and says how to measure its own.
 
-What a table says under "cells" holds for "all" of them, for those of one of its "columns" and for
-those of one of its "rows". The later of the three counts where they disagree.
+A table has a section "cells". What stands there under "all" holds for every cell. Under "columns"
+and "rows" it holds for the cells of one column or row. The later of the three counts where they
+disagree.
 """
 
 from collections.abc import Sequence

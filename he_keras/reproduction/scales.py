@@ -12,12 +12,12 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
 
 from he_keras import schedules
 from he_keras.arguments import check_choice
 from he_keras.attacks import Attack
 from he_keras.benchmarks import cost
+from he_keras.configurable import flat_settings
 from he_keras.experiment import catalog, default_config, smoke_variant, to_plain
 from he_keras.experiment.catalog import cifar10_budget
 from he_keras.reproduction.cells import Model
@@ -196,15 +196,7 @@ def images_for(attack: Attack, scale: str, num_classes: int, limit: int) -> int:
 @functools.cache
 def differences(model: Model, scale: str) -> tuple[str, ...]:
     """Returns what a scale changes of a model's configuration, one setting a line."""
-    before = dict(_flat(to_plain(configuration(model, "paper"))))
-    after = dict(_flat(to_plain(configuration(model, scale))))
+    before = flat_settings(to_plain(configuration(model, "paper")))
+    after = flat_settings(to_plain(configuration(model, scale)))
     keys = [key for key in before | after if before.get(key) != after.get(key)]
     return tuple(f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in keys)
-
-
-def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -47,7 +47,7 @@ class Check:
             not to be believed; "skipped": it does not apply, or could not be decided.
         figure: the number that was measured, as text.
         message: what it means and what to do, in one sentence.
-        resolution: what so many images cannot show; empty where nothing is left to chance.
+        resolution: how small an effect so many images can show; empty where chance plays no part.
 
     Example:
         >>> from he_keras.evaluation.checks.check import Check

@@ -1,7 +1,7 @@
 """Checks that vary epsilon, from a fraction of it to the whole range of the pixels.
 
-Paper: Carlini et al. 2019, "On evaluating adversarial robustness": accuracy falls with epsilon,
-reaches zero, and cannot beat chance where any image can be turned into a grey one.
+Paper: Carlini et al. 2019, "On evaluating adversarial robustness". Accuracy must fall with epsilon,
+and must reach zero. It cannot beat chance where any image can be turned into a grey one.
 """
 
 import math

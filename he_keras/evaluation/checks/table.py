@@ -46,7 +46,7 @@ from he_keras.threat import ThreatModel
 
 #: Bounds the cost of the checks before the attacks.
 _MAX_IMAGES = 128
-#: Passes of an image that take about as long as a check's compilation, on a small network.
+#: Compiling a check takes about as long as so many passes of an image, on a small network.
 _COMPILING = 10
 
 
@@ -58,7 +58,7 @@ class Row(NamedTuple):
         when: "before" or "after" the attacks.
         needs: functions of the sample that say why it cannot be decided; nothing if it can.
         function: from the sample to the outcome.
-        passes: of an image that holds out, as counted; what the bar takes for its share.
+        passes: of an image that holds out, as counted; the progress bar goes by them.
     """
 
     name: str

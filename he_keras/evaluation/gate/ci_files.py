@@ -1,7 +1,7 @@
 """The verdicts as JUnit XML, which every CI server shows, and as SARIF 2.1.0 for code scanning.
 
-The XML keeps the strict schema of the Ant task JUnit: the suite has all attributes and the elements
-`properties`, `testcase`, `system-out` and `system-err` in this order.
+The XML keeps the strict schema of the Ant task JUnit. The suite has all attributes. Its elements
+are `properties`, `testcase`, `system-out` and `system-err`, in this order.
 """
 
 import datetime

@@ -18,7 +18,7 @@ from he_keras.data.datasets import class_numbers
 from he_keras.status_line import StatusLine
 from he_keras.threat import ThreatModel
 
-#: Of digests that depend on images and labels only; earlier ones depended on the batches too.
+#: A digest begins so if it depends on images and labels alone. Earlier ones depended on batches.
 PREFIX = "sha256:"
 
 

@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # A text of differences names so many, and shows so much of each value.
 _MOST_SHOWN = 3
 _VALUE_LENGTH = 60
-# Of a long text, so much of what is alike is shown before the first difference.
+# A long text is cut: this many letters are shown before the first difference.
 _SHOWN_BEFORE = 20
 
 

@@ -29,12 +29,12 @@ SETTINGS, ANSWERS = "settings.json", "answers.npz"
 # A margin is the difference of two logits, and among many examples some lie outside any limit.
 _MARGIN_FACTOR = 4.0
 
-#: Largest change of a logit, as a share of the spread of all logits, that counts as rounding; the
-#: second for models with layers in half precision.
+#: A logit may change by this share of the spread of all logits: that is rounding. The second number
+#: is for models with layers in half precision.
 LIMIT, HALF_LIMIT = 0.002, 0.03
-#: The same for slopes, whose root mean square is compared: a kink near a probe may change one.
+#: The same for slopes. Their root mean square is compared, as a kink near a probe may change one.
 _SLOPE_FACTOR, _LEAST_SLOPE_LIMIT = 10.0, 0.05
-#: Several times what a model's own answers to the same images differ by is no other function.
+#: A random model's answers may differ by so many times their own noise, and be the same function.
 _NOISE_FACTOR = 4.0
 _NUM_PROBES = 32
 
@@ -46,7 +46,7 @@ class Answers(NamedTuple):
         logits: one row for each probe.
         slopes: how fast a mixture of the logits changes in one direction; 0 without a gradient.
         noise: largest difference between the first pass and another, of logits and of slopes.
-        limit: the share of the spread of the logits that counts as rounding where they were asked.
+        limit: the share of the spread of the logits that counts as rounding.
     """
 
     logits: np.ndarray
@@ -124,7 +124,7 @@ def answer_differences(recorded: Answers, now: Answers) -> list[str]:
     """Returns what is more than rounding and noise between the answers to the same probes."""
     if recorded.logits.shape != now.logits.shape:
         return [f"logits: {recorded.logits.shape[1:]} -> {now.logits.shape[1:]}"]
-    # A function that computes in another precision than before is given no more room for that.
+    # The finer of the two precisions sets the limit.
     limit = float(min(recorded.limit, now.limit))
     scales = recorded.spread, recorded.steepness
     apart = (

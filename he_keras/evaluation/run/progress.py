@@ -1,9 +1,10 @@
 """How far an evaluation has come, and how long it will take by what its batches took so far.
 
-The compiled loops of attacks count their passes, so that progress moves within a batch, too. What
-is left is estimated by three measurements for each attack, and for each part of an ensemble: which
-share of its examples holds out, how many passes an example takes, and how long a pass takes. An
-example of which nothing is known yet is expected to hold out, and to take all its passes.
+The compiled loops of attacks count their passes, so that progress moves within a batch, too. Three
+things are measured for each attack, and for each part of an ensemble. They are the share of its
+examples that hold out, the passes of an example, and the seconds of a pass. What is left follows
+from them. An example that has not been attacked yet is expected to hold out, and to take all its
+passes.
 """
 
 import dataclasses
