@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from he_keras.configurable import flat_settings
-from he_keras.evaluation.report.report_files import StoredReport
+from he_keras.evaluation.report.robustness_report import StoredReport
 from he_keras.evaluation.run.examples import PREFIX
 from he_keras.evaluation.statistics import MeanDifference, mcnemar_interval, mcnemar_p_value
 

@@ -26,9 +26,20 @@ from he_keras.attacks.framework.ensemble import parts
 from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
 from he_keras.evaluation.checks.check import Check
 from he_keras.evaluation.report import write_html
-from he_keras.evaluation.report.report_files import pictures_of_unbroken, write_report
-from he_keras.evaluation.report.robustness_report import RESERVED, RobustnessReport, summarize
-from he_keras.evaluation.run.attack_runs import MODES, SAMPLE_SIZE, AttackRuns
+from he_keras.evaluation.report.robustness_report import (
+    RESERVED,
+    RobustnessReport,
+    pictures_of_unbroken,
+    summarize,
+    write_report,
+)
+from he_keras.evaluation.run.attack_runs import (
+    MODES,
+    SAMPLE_SIZE,
+    AttackRuns,
+    missing_attacks,
+    run_panel,
+)
 from he_keras.evaluation.run.cost import (
     Cost,
     CostPart,
@@ -39,7 +50,6 @@ from he_keras.evaluation.run.cost import (
 )
 from he_keras.evaluation.run.examples import Clean, Examples, Scorer, classify, positions_of
 from he_keras.evaluation.run.facts import for_report, settings_of
-from he_keras.evaluation.run.he_panel import missing_attacks, run_panel
 from he_keras.evaluation.run.identity import claim, probes_of
 from he_keras.evaluation.run.journal import FOLDER, Journal, locked
 from he_keras.files import make_writable
@@ -72,15 +82,15 @@ class _Plan:
     examples: Examples
     threat: ThreatModel
     attacks: list[Attack]
-    folder: pathlib.Path | None
     mode: str
     checks: str
     panel: str
     shard: tuple[int, int] | None
     merge: bool
-    protocol: str | None
-    training: dict | None
-    show_progress: bool
+    protocol: str | None = None
+    training: dict | None = None
+    show_progress: bool = False
+    folder: pathlib.Path | None = None
 
     @property
     def batch_size(self) -> int:
@@ -146,7 +156,7 @@ def evaluate_robustness(
     chosen = _chosen(attacks, threat, batch_size, options)
     asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": merge}
     asked |= {"protocol": protocol, "training": training, "show_progress": show_progress}
-    plan = _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
+    plan = _planned(model, Examples(threat, examples, batch_size), chosen, mode, **asked)
     if output_dir:
         folder = make_writable(pathlib.Path(output_dir), "the report")
         plan = dataclasses.replace(plan, folder=folder)
@@ -183,11 +193,9 @@ def cost_of_evaluation(
     bounds_of(model, threat.bounds)
     _check_plan(mode, shard, merge=False, output_dir="none is written")
     chosen = _chosen(attacks, threat, batch_size, options)
-    asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard, "merge": False}
-    asked |= {"protocol": None, "training": None, "show_progress": False}
-    return _expected_cost(
-        _planned(model, Examples(threat, examples, batch_size), chosen, mode, asked)
-    )
+    checked = Examples(threat, examples, batch_size)
+    asked: dict[str, Any] = {"checks": checks, "panel": panel, "shard": shard}
+    return _expected_cost(_planned(model, checked, chosen, mode, **asked))
 
 
 def _expected_cost(plan: _Plan) -> Cost:
@@ -221,14 +229,14 @@ def _expected_cost(plan: _Plan) -> Cost:
     return Cost("the evaluation", tuple(lines), peak_memory(), (note,))
 
 
-def _planned(model, examples: Examples, attacks: list[Attack], mode: str, asked: dict) -> _Plan:
+def _planned(
+    model, examples: Examples, attacks, mode: str, checks, panel, merge=False, **others
+) -> _Plan:
     """Returns the plan of an evaluation, which has no folder yet."""
-    panel = _panel_argument(asked["panel"], asked["checks"], model)
-    sources = {
-        "checks": _run_read_or_no(asked["checks"], asked["merge"]),
-        "panel": _run_read_or_no(panel, asked["merge"]),
-    }
-    return _Plan(model, examples, examples.threat, attacks, None, mode, **{**asked, **sources})
+    panel = _run_read_or_no(_panel_argument(panel, checks, model), merge)
+    checks = _run_read_or_no(checks, merge)
+    facts = (model, examples, examples.threat, attacks, mode, checks, panel)
+    return _Plan(*facts, merge=merge, **others)
 
 
 def _evaluate(plan: _Plan) -> RobustnessReport:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import he_keras as he
 from he_keras import losses
 from he_keras.evaluation import Check, robustness
-from he_keras.evaluation.run import he_panel
+from he_keras.evaluation.run import attack_runs
 from he_keras.evaluation.run.attack_runs import AttackRuns
 from he_keras.evaluation.statistics import wilson_interval
 
@@ -128,7 +128,7 @@ def scrutinized(cosine, tmp_path_factory):
             he.attacks.PGD(program.THREAT, 2, name=name, batch_size=program.BATCH_SIZE)
             for name in names
         ]
-        patch.setattr(he_panel, "panel_attacks", lambda threat, batch_size: cheap)
+        patch.setattr(attack_runs, "panel_attacks", lambda threat, batch_size: cheap)
         return evaluate(cosine, attacks=few, folder=folder), folder
 
 
@@ -155,8 +155,8 @@ def test_cosine_heads_have_the_panel_and_others_have_not(scrutinized, both):
 
 def test_the_panel_takes_over_what_was_run_on_every_example(cosine, monkeypatch):
     first, second, _ = program.single_attacks()
-    monkeypatch.setattr(he_panel, "panel_attacks", lambda threat, batch_size: [first, second])
-    monkeypatch.setattr(he_panel, "MEANINGS", ("one", "two"))
+    monkeypatch.setattr(attack_runs, "panel_attacks", lambda threat, batch_size: [first, second])
+    monkeypatch.setattr(attack_runs, "MEANINGS", ("one", "two"))
     monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: ())
     monkeypatch.setattr(robustness, "epsilon_curve", lambda *_, **__: None)
     report = evaluate(cosine, attacks=[first], mode="individual")
@@ -169,8 +169,8 @@ def test_the_panel_takes_over_what_was_run_on_every_example(cosine, monkeypatch)
 
 def without_work(monkeypatch, attacks):
     """Checks and panel that cost nothing; the panel runs `attacks`."""
-    monkeypatch.setattr(he_panel, "panel_attacks", lambda threat, batch_size: attacks)
-    monkeypatch.setattr(he_panel, "MEANINGS", ["some"] * len(attacks))
+    monkeypatch.setattr(attack_runs, "panel_attacks", lambda threat, batch_size: attacks)
+    monkeypatch.setattr(attack_runs, "MEANINGS", ["some"] * len(attacks))
     found = (Check("some", "after", "pass", "", ""),)
     monkeypatch.setattr(robustness, "preflight", lambda *_, **__: ())
     monkeypatch.setattr(robustness, "sanity_checks", lambda *_, **__: found)
@@ -218,7 +218,7 @@ def test_the_console_says_beforehand_what_checks_and_panel_cost(cosine, monkeypa
 
 
 def test_the_panels_attacks_differ_in_scale_and_loss():
-    attacks = he_panel.panel_attacks(program.THREAT, 10)
+    attacks = attack_runs.panel_attacks(program.THREAT, 10)
     assert [attack.logit_scale for attack in attacks] == ["unit", *4 * ["model"]]
     assert [getattr(attack, "loss", None) for attack in attacks] == ["ce", "ce", "ce", "cw", None]
     assert [getattr(attack, "margin", None) for attack in attacks] == [0, 0, "model", 0, None]

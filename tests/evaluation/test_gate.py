@@ -15,7 +15,7 @@ from scipy import stats
 import he_keras as he
 from he_keras.evaluation import run_gate
 from he_keras.evaluation.comparison import PairedCounts
-from he_keras.evaluation.gate.baseline import read_baseline
+from he_keras.evaluation.gate import read_baseline
 from he_keras.evaluation.gate.ci_files import write_junit, write_sarif
 from he_keras.evaluation.gate.verdicts import (
     MAX_LOSS,

@@ -13,7 +13,7 @@ from report_reader import read_page
 from report_samples import ATTACKS, draw, write_sample
 
 from he_keras.evaluation.report import write_html
-from he_keras.evaluation.report.report_files import digests_of
+from he_keras.evaluation.report.robustness_report import digests_of
 
 
 def edit(folder, **changes):

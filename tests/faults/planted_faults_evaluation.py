@@ -273,7 +273,7 @@ FAULTS = [
     ),
     (
         "the gate attacks with other settings than the baseline's",
-        "evaluation/gate/baseline.py",
+        "evaluation/gate/gate.py",
         "return kind.from_config(settings)",
         'return get(row["name"], self.threat)',
         "tests/evaluation/test_gate.py::test_an_equal_model_passes_and_a_weaker_one_does_not",

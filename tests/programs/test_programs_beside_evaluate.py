@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 import shutil
 import types
 
@@ -99,7 +100,8 @@ def test_a_folder_of_another_evaluation_is_refused_with_the_difference(run, file
 
 
 def test_a_folder_without_records_is_no_evaluation(run, files, evaluated):
-    shutil.rmtree(evaluated / "adversarial" / "clean")
+    for records in filter(pathlib.Path.is_dir, (evaluated / "adversarial").iterdir()):
+        shutil.rmtree(records)
     answer = run("verify", *base(files), f"--output_dir={evaluated}")
     assert_one_line_error(answer, "No evaluation in this folder", "evaluate into it first")
 

@@ -1,10 +1,8 @@
 """The gate: is a model good enough to be merged, by limits and against a baseline.
 
-`baseline` reads the evaluation to compare with, `verdicts` holds the rules, `ci_files` writes JUnit
-XML and SARIF, and `gate` does all of it in order.
+`gate` does all of it in order. `verdicts` holds the rules, `ci_files` writes JUnit XML and SARIF.
 """
 
-from he_keras.evaluation.gate.baseline import Baseline, read_baseline
-from he_keras.evaluation.gate.gate import GateResult, run_gate
+from he_keras.evaluation.gate.gate import Baseline, GateResult, read_baseline, run_gate
 
 __all__ = ["Baseline", "GateResult", "read_baseline", "run_gate"]

@@ -25,7 +25,7 @@ from he_keras.evaluation.report.page import (
     page,
     threat_text,
 )
-from he_keras.evaluation.report.report_files import read_report
+from he_keras.evaluation.report.robustness_report import read_report
 from he_keras.files import replacing, write_json
 from he_keras.threat import ThreatModel
 

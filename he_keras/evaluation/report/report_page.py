@@ -17,7 +17,7 @@ from he_keras.evaluation.report.page import (
     moment,
     page,
 )
-from he_keras.evaluation.report.report_files import StoredReport, check_belongs, read_report
+from he_keras.evaluation.report.robustness_report import StoredReport, check_belongs, read_report
 from he_keras.files import read_json, replacing, write_json
 
 #: More classes than this do not fit a matrix that anyone can read.

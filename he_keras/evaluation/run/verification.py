@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from he_keras.evaluation.report.report_files import read_per_example
+from he_keras.evaluation.report.robustness_report import read_per_example
 from he_keras.evaluation.run.examples import Block, DataDigest, Examples, Scorer
 from he_keras.evaluation.run.facts import differences, for_report, section_differences, shown
 from he_keras.evaluation.run.identity import function_differences, has_answers
@@ -261,7 +261,7 @@ def _recorded_settings(folder: pathlib.Path) -> dict:
         raise ValueError(
             f"Not the folder of an evaluation; expected {path}; received {error}"
         ) from error
-    if not clean_path(folder / FOLDER, 0).parent.is_dir():
+    if not any(each.is_dir() for each in (folder / FOLDER).iterdir()):
         raise ValueError(
             "No evaluation in this folder; expected what he-keras evaluate has recorded; received "
             f"{folder} without any record: evaluate into it first"
