@@ -95,11 +95,11 @@ def is_own(part) -> bool:
     """Whether an attack, an objective, ... is somebody's own, and not of this package.
 
     Example:
+        >>> import fractions
+        >>> import he_keras as he
         >>> from he_keras.configurable import is_own
-        >>> class Mine:
-        ...     pass
-        >>> is_own(Mine())
-        True
+        >>> is_own(he.ThreatModel("linf", 0.1)), is_own(fractions.Fraction(1))
+        (False, True)
     """
     return not type(part).__module__.startswith("he_keras.")
 

@@ -1,11 +1,13 @@
 """What every test starts from: two CPU devices, one seed, the default dtype policy."""
 
+import collections
 import ctypes
 import gc
 import os
 import pathlib
 import resource
 import signal
+import unittest.mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -29,6 +31,26 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks the other cases of a test as slow where `fast_cases` says which of them are fast."""
+    cases = collections.defaultdict(dict)
+    for item in items:
+        if item.get_closest_marker("fast_cases"):
+            cases[item.nodeid.partition("[")[0]][item.callspec.id] = item
+    for test, named in cases.items():
+        fast = next(iter(named.values())).get_closest_marker("fast_cases").args
+        unknown = sorted(set(fast) - set(named))
+        # Where one case is asked for, the others are not collected.
+        if unknown and not any("::" in asked for asked in config.args):
+            raise pytest.UsageError(
+                f"{test}: fast_cases names {', '.join(unknown)}, but the cases are {', '.join(named)}"
+            )
+        for case, item in named.items():
+            if case not in fast:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session):
@@ -70,9 +92,17 @@ def fixed_seed_of_the_file():
 
 
 @pytest.fixture(autouse=True)
-def fixed_seed():
-    """Seeds Python, NumPy and Keras, so that no test depends on the tests before it."""
-    keras.utils.set_random_seed(0)
+def fixed_seed(request):
+    """Seeds Python, NumPy and Keras, so that no test depends on the tests before it.
+
+    A seed of TensorFlow empties its cache of kernels, which cost a seventh of the fast part.
+    So TensorFlow is only seeded again for tests of a file that draws by `tf.random`.
+    """
+    if "tf.random." in request.path.read_text(encoding="utf-8"):
+        keras.utils.set_random_seed(0)
+        return
+    with unittest.mock.patch.object(tf.random, "set_seed"):
+        keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(autouse=True)

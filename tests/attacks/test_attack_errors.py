@@ -184,12 +184,11 @@ def test_an_attack_must_define_run():
 
 
 class Careless(Attack):
-    """Leaves ball and bounds in every pixel but the first, which becomes NaN."""
+    """Leaves ball and bounds in every pixel."""
 
     def run(self, victim, images, labels, seeds):
-        far = tf.concat([images[:, :1] * np.nan, images[:, 1:] + 10.0], axis=1)
         passes = tf.zeros_like(labels)
-        return Crafted(far, passes, passes)
+        return Crafted(images + 10.0, passes, passes)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -203,6 +202,5 @@ def test_the_base_class_keeps_the_promises_of_careless_attacks(norm):
     np.testing.assert_array_equal(result.success, verdicts)
     np.testing.assert_array_equal(result.forward_passes, 2)
     if norm == "linf":
-        flat, clean = result.x_adv.reshape(20, -1), (images() * 1.3 - 0.2).reshape(20, -1)
-        np.testing.assert_allclose(flat[:, 6:], np.minimum(clean[:, 6:] + 0.05, 1.1), atol=1e-6)
-        np.testing.assert_allclose(flat[:, :6], clean[:, :6], atol=1e-6)
+        clean = images() * 1.3 - 0.2
+        np.testing.assert_allclose(result.x_adv, np.minimum(clean + 0.05, 1.1), atol=1e-6)

@@ -257,7 +257,8 @@ def test_missing_records_do_not_hold(recorded, kept):
 
 def test_no_records_of_clean_images_do_not_hold(recorded):
     shutil.rmtree(recorded / "adversarial" / "clean")
-    assert not verify(recorded).holds
+    with pytest.raises(ValueError, match="No evaluation in this folder; .* evaluate into it first"):
+        verify(recorded)
 
 
 def test_a_model_whose_answers_were_lost_does_not_hold(recorded):

@@ -53,11 +53,15 @@ def test_names_are_distinct():
         ("he_cifar10:trades,m_he", "catalog/he_cifar10.py:trades,m_he"),
         ("configs/nowhere/he_cifar10.py:alp,he", "catalog/he_cifar10.py:alp,he"),
         ("quickstart_digits", "catalog/quickstart_digits.py"),
-        ("somewhere/mine.py", "somewhere/mine.py"),
     ],
 )
 def test_a_name_is_a_file(given, found):
     assert catalog.path_of(given).endswith(found)
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="expected an existing FILE.py; received somewhere/mine.py"):
+        catalog.path_of("somewhere/mine.py")
 
 
 def test_a_file_that_exists_is_taken(tmp_path):
