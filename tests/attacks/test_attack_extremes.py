@@ -14,7 +14,13 @@ THREATS = {"linf": he.ThreatModel("linf", "8/255"), "l2": he.ThreatModel("l2", 0
 EXAMPLES = 6
 #: They need the model's features or head, or come with a model of their own.
 OTHER_MODELS = ("feature", "fn-pgd", "transfer")
-NAMES = [name for name in attacks.names() if registered_attacks.base_name(name) not in OTHER_MODELS]
+#: Settings of PGD, and ensembles of attacks that are tried alone: nothing else happens in them.
+LIKE_OTHERS = ("bim", "mim", "autoattack-plus", "autoattack-rand", "screen")
+NAMES = [
+    name
+    for name in attacks.names()
+    if registered_attacks.base_name(name) not in (*OTHER_MODELS, *LIKE_OTHERS)
+]
 
 every_attack = pytest.mark.parametrize("name", NAMES)
 

@@ -128,8 +128,9 @@ def case(request):
     attack = build(name, norm)
     before = [variable.numpy() for variable in model.variables]
     results = {}
-    for batch_size in (64, 7, 1):
-        # Past the seal: it is not compiled in, so that one attack serves all three.
+    # One by one is slow, and no norm and no precision makes a difference to it.
+    for batch_size in (64, 7, 1) if (norm, policy) == ("linf", "float32") else (64, 7):
+        # Past the seal: it is not compiled in, so that one attack serves all sizes.
         vars(attack)["batch_size"] = batch_size
         results[batch_size] = attack(model, images, labels)
     vars(attack)["batch_size"] = 64
@@ -195,8 +196,7 @@ def test_success_is_the_models_verdict_on_the_images_returned(case):
 
 
 def test_batch_size_changes_nothing(case):
-    for batch_size in (7, 1):
-        other = case.results[batch_size]
+    for other in list(case.results.values())[1:]:
         np.testing.assert_array_equal(case.result.success, other.success)
         moved = np.abs(case.result.x_adv - other.x_adv) > 1e-5
         assert moved.mean() <= PIXELS_MOVED_BY_ROUNDING

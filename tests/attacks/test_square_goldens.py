@@ -78,8 +78,8 @@ def test_robust_accuracy_is_that_of_autoattack(head):
     )
     model = golden_models.classifier(head)
     rates = []
-    # Six seeds: one example that is broken in every other run is worth 1.6 points.
-    for seed in range(6):
+    # Four seeds: one example that is broken in every other run is worth 1.6 points.
+    for seed in range(4):
         attack = Square(LINF, seed=seed)
         result = attack(model, golden_models.images(), golden_models.labels())
         rates.append(result.robust_accuracy)
