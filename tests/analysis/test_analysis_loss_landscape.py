@@ -41,6 +41,7 @@ def random_signs(surface, index):
     return np.array([1 if bits >> place & 1 else -1 for place in range(8)], float)
 
 
+@pytest.mark.fast_cases("cw")
 @pytest.mark.parametrize("loss", ["ce", "cw"])
 def test_a_linear_model_has_a_plane(loss):
     threat = he.ThreatModel("linf", EPSILON)
@@ -69,6 +70,7 @@ def test_random_directions_differ_between_images_and_seeds_not_batches():
     assert not np.array_equal(surface.losses["cw"], other.losses["cw"])
 
 
+@pytest.mark.fast_cases("linf")
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_points_inside_the_ball_are_those_within_epsilon(norm):
     threat = he.ThreatModel(norm, EPSILON)
@@ -100,6 +102,7 @@ def test_pixels_stay_in_their_bounds():
     assert surface.inside[:, 1:, 1].all()
 
 
+@pytest.mark.slow
 def test_the_maximum_inside_the_ball_is_found_where_one_step_overshoots():
     subject = Subject("peaked", peaked, IMAGES, LABELS, he.ThreatModel("linf", EPSILON))
     analysis = LossSurfaces(loss="cw", num_points=5, num_pictured=1, num_steps=10)

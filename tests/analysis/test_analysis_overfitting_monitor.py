@@ -117,6 +117,7 @@ def test_history_is_read_with_gaps(tmp_path):
     assert read_history(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_what_one_step_cannot_break_and_many_can_is_collapsed(tmp_path):
     (tmp_path / "history.csv").write_text(
         "epoch,accuracy,val_robust_accuracy,guard_accuracy\n0,0.2,0.3,0.3\n1,0.9,0.01,0.02\n"

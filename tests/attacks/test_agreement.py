@@ -108,6 +108,7 @@ class Eager:
         return self.model(images, training=False)
 
 
+@pytest.mark.slow
 def test_an_ensemble_probes_once_before_it_starts():
     """It made 15 passes once: every attack in it looked at the model twice."""
     model = Eager(model_zoo.model_of("lenet"))
@@ -172,6 +173,7 @@ class Turned:
         return self.sign * tf.matmul(images, self.weights)
 
 
+@pytest.mark.fast_cases("array in place", "number")
 @pytest.mark.parametrize("change", ["number", "array in place"])
 def test_callable_that_has_changed_inside_is_compiled_anew(change):
     draw = np.random.RandomState(1)

@@ -30,6 +30,7 @@ from he_keras.attacks import (
 # Compilation.
 
 
+@pytest.mark.slow
 def test_traces_do_not_grow():
     """Calls of the model in Python: one small eager check for each call, and one trace."""
     counts = {}
@@ -76,6 +77,7 @@ def graph_size(attack):
     return len(definition.node) + inner
 
 
+@pytest.mark.fast_cases("pgd", "mim")
 @pytest.mark.parametrize("name", ["bim", "pgd", "mim", "cw-linf", "adaptive-pgd"])
 def test_graph_size_does_not_depend_on_the_number_of_steps(name):
     sizes = [graph_size(attacks.get(f"{name}-{steps}", THREAT)) for steps in (2, 500)]
@@ -98,6 +100,7 @@ def test_weights_that_changed_between_two_calls_are_used():
         np.testing.assert_array_equal(again.success, fresh.success)
 
 
+@pytest.mark.fast_cases("margin-0.9")
 @pytest.mark.parametrize(("setting", "value"), [("scale", 2.0), ("margin", 0.9)])
 def test_a_head_whose_scale_or_margin_changed_is_compiled_anew(setting, value):
     model, threat = cosine_model(), he.ThreatModel("l2", 0.05)
@@ -132,6 +135,7 @@ def test_another_model_is_another_compilation():
 # Inside somebody else's graph.
 
 
+@pytest.mark.fast_cases("fgsm", "mim-3")
 @pytest.mark.parametrize("name", ["fgsm", "pgd-3", "mim-3"])
 def test_perturb_inside_another_function(name):
     attack = attacks.get(name, THREAT, step_size=0.01, stop_when_broken=False, keep="last")

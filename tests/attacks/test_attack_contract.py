@@ -96,6 +96,7 @@ class Rows(tf.Module):
         return linear(batch)
 
 
+@pytest.mark.fast_cases("last-9", "best-9", "kl-9", "restarts-1")
 @pytest.mark.parametrize("num_steps", [1, 9])
 @pytest.mark.parametrize(
     ("options", "extra"),

@@ -78,6 +78,9 @@ def branching(batch):
     return linear(batch)
 
 
+@pytest.mark.fast_cases(
+    "functional", "subclassed", "lambda", "compiled bound method", "python branches"
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_kind_of_model_is_attacked_alike(kind):
     attack = PGD(THREAT, 3, batch_size=8)
@@ -106,6 +109,7 @@ def test_keras_models_run_in_inference_mode():
     assert np.abs(stack[1].get_weights()[2] - before[2]).max() > 0
 
 
+@pytest.mark.fast_cases("dtype1")
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float64])
 def test_logits_of_another_precision(dtype):
     expected = result_on_linear()
@@ -114,6 +118,7 @@ def test_logits_of_another_precision(dtype):
     assert np.mean(result.success == expected.success) >= 0.9
 
 
+@pytest.mark.fast_cases("float64-float64")
 @pytest.mark.parametrize(("given", "returned"), [("float64", "float64"), ("float16", "float32")])
 def test_dtype_of_the_images(given, returned):
     model = functional()
@@ -180,6 +185,7 @@ def test_infinite_logits_are_reported():
     assert result.non_finite.all() and np.isfinite(result.x_adv).all()
 
 
+@pytest.mark.fast_cases("linf", "l2")
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_zero_and_nan_gradients_leave_the_image(norm, monkeypatch):
     # Nine short attacks, which are not worth a trace each.

@@ -26,9 +26,11 @@ THREATS = {
 POLICIES = {"float32": 1e-4, "mixed_bfloat16": 0.2}
 CLASSES = 5
 EXAMPLES = 24
-#: What the fast tests try in every norm, and with bfloat16 bodies; the slow ones try all.
-EVERY_NORM = ("pgd", "apgd-ce", "apgd-t", "fab-t", "square", "cw-l2")
-EVERY_POLICY = ("pgd", "cw-linf", "apgd-ce", "fab-t", "square", "deepfool")
+#: What the fast tests try in l2 and with bfloat16 bodies; the slow ones try all, and l1.
+IN_L2 = ("pgd", "apgd-t", "cw-l2")
+IN_BFLOAT16 = ("pgd", "apgd-ce")
+#: Settings of attacks that the fast tests try.
+LIKE_OTHERS = ("adaptive-pgd", "apgd-dlr", "bim", "fab", "fgsm", "mim", "nes")
 #: Ensembles of attacks that are tried one by one: like AutoAttack, which is tried in every norm.
 LIKE_AUTOATTACK = ("autoattack-plus", "autoattack-rand", "screen")
 # Rounding differs between batch sizes, and decides the sign of a gradient near zero.
@@ -46,9 +48,10 @@ def cases():
                 if base in LIKE_AUTOATTACK and (norm, policy) != ("linf", "float32"):
                     continue
                 is_slow = (
-                    base in registered_attacks.SLOW
-                    or (norm != "linf" and base not in EVERY_NORM)
-                    or (policy != "float32" and base not in EVERY_POLICY)
+                    base in (*registered_attacks.SLOW, *LIKE_OTHERS)
+                    or (norm == "l2" and base not in IN_L2)
+                    or (policy != "float32" and base not in IN_BFLOAT16)
+                    or norm == "l1"
                 )
                 marks = [pytest.mark.slow] if is_slow else []
                 yield pytest.param((name, norm, policy), marks=marks, id=f"{name}/{norm}/{policy}")

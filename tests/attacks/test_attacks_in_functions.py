@@ -109,6 +109,7 @@ def test_every_function_gives_what_a_plain_call_gives(name, kind, same_draws):
     np.testing.assert_array_equal(wrong, plain.success)
 
 
+@pytest.mark.fast_cases("pgd-K")
 @pytest.mark.parametrize("name", ["pgd-K", "spsa-K", "multi-targeted-K"])
 def test_one_batch_size_and_every_example_to_the_end(name):
     """A comparison loses its shape where one side alone knows the batch size."""
@@ -146,6 +147,7 @@ def evaluated(model, batch_size=8, drop_remainder=False):
     return model.evaluate(batches, verbose=0, return_dict=True)
 
 
+@pytest.mark.slow
 def test_evaluation_under_xla_and_of_batches_whose_size_is_known(same_draws):
     """With the default attack; XLA cannot drop broken examples."""
     plain, compiled = trained_model(), trained_model()

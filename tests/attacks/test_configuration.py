@@ -150,6 +150,7 @@ def guarded():
     }
 
 
+@pytest.mark.fast_cases("private attribute of a layer", "attribute", "global behind a helper")
 @pytest.mark.parametrize("kind", guarded())
 def test_a_switch_that_only_gradients_show_is_followed(kind):
     """The attack used to go on with its old trace: the model stayed robust without a gradient."""

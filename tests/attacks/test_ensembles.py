@@ -179,6 +179,7 @@ def test_other_budgets_are_noted():
     assert "screening" in Screen(THREAT).note
 
 
+@pytest.mark.slow
 def test_autoattack_needs_four_classes_and_screen_two():
     with pytest.raises(ValueError, match="Too few classes for autoattack; expected at least 4"):
         attacks.get("autoattack", THREAT)(
@@ -220,6 +221,7 @@ def test_random_answers_are_noticed():
     assert warnings_of(noisy, "autoattack-rand") == ""
 
 
+@pytest.mark.slow
 def test_zero_gradients_and_late_success_are_noticed():
     said = warnings_of(quantised)
     assert "exactly zero for 100%" in said

@@ -81,6 +81,9 @@ def test_the_models_are_the_reference_models(head):
         np.testing.assert_allclose(wrapped.cosines(images), reference["cos"], atol=1e-6, rtol=0)
 
 
+@pytest.mark.fast_cases(
+    "fgsm-linear", "fgsm-he", "pgd20_2_255-linear", "mim20_2_255-he", "pgd20_cw_2_255-linear"
+)
 @both_heads
 @pytest.mark.parametrize("attack", some(SIGN_ATTACKS, FAST_SIGN_ATTACKS))
 def test_sign_attacks_give_the_stored_images(head, attack):
@@ -99,6 +102,7 @@ def test_sign_attacks_give_the_stored_images(head, attack):
     assert unequal <= max(1, 0.01 * len(difference))
 
 
+@pytest.mark.fast_cases("he")
 @both_heads
 def test_l2_pgd_gives_the_stored_images(head):
     stored = golden_models.outputs("l2", head, "pgd20_l2")
@@ -114,6 +118,7 @@ def test_l2_pgd_gives_the_stored_images(head):
     )
 
 
+@pytest.mark.fast_cases("trades_kl_0.031_0.007-linear", "trades_kl_8_255_2_255-he")
 @both_heads
 @pytest.mark.parametrize("attack", KL_ATTACKS)
 def test_kl_attack_from_the_released_start(head, attack):
@@ -162,6 +167,7 @@ def cleverhans_settings():
     }
 
 
+@pytest.mark.fast_cases("fgsm-l2-linear", "mim-l2-he")
 @both_heads
 @pytest.mark.parametrize("name", some(cleverhans_settings(), FAST_LIVE_ATTACKS))
 def test_cleverhans_gives_the_same_images(head, name):

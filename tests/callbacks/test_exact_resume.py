@@ -120,6 +120,7 @@ def damaged(path, how):
         path.mkdir()
 
 
+@pytest.mark.fast_cases("truncated", "flipped byte", "pickle", "folder")
 @pytest.mark.parametrize(
     "how",
     [

@@ -139,6 +139,7 @@ def test_average_is_float32_where_weights_are_not():
 # In `fit`
 
 
+@pytest.mark.fast_cases("swa")
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_ends_with_the_average_and_trains_as_without(kind):
     reference, seen = Weights(), Weights()
@@ -155,6 +156,7 @@ def test_fit_ends_with_the_average_and_trains_as_without(kind):
         np.testing.assert_allclose(variable.numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.fast_cases("ema")
 @pytest.mark.parametrize("kind", KINDS)
 def test_validation_is_of_the_average_up_to_this_epoch(kind):
     for evaluate in (True, False):
@@ -309,6 +311,7 @@ def uninterrupted(tmp_path_factory):
     return {kind: run(tmp_path_factory.mktemp(kind) / "latest.npz", kind) for kind in KINDS}
 
 
+@pytest.mark.fast_cases("ema-6", "swa-5")
 @pytest.mark.parametrize(("kind", "kill_at"), [("ema", 2), ("ema", 6), ("swa", 5), ("swa", 7)])
 def test_killed_run_ends_with_the_same_weights(tmp_path, uninterrupted, kind, kill_at):
     with pytest.raises(Stop):

@@ -193,6 +193,7 @@ def test_training_uses_the_product_where_it_should():
     assert "Conv2DBackpropFilter" in operations(layer, 8)
 
 
+@pytest.mark.fast_cases("mixed_bfloat16")
 @pytest.mark.parametrize("policy", TOLERANCES)
 def test_an_attacked_network_is_the_network(policy):
     """The product in the inference mode of attacks: logits and gradients of the plain network."""

@@ -258,6 +258,7 @@ def test_the_variables_are_read_at_every_pass_unless_they_are_fixed():
     np.testing.assert_allclose(fixed(images), before, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_attack_sees_the_weights_of_its_own_time():
     """A compiled attack must not keep the weights that it was traced with."""
     model = he.HEAdversarialModel(NETWORKS["preact-resnet"](), he.CosineHead(3))

@@ -106,6 +106,7 @@ def test_the_environment_turns_it_off(monkeypatch):
         read_environment()
 
 
+@pytest.mark.slow
 def test_a_compiled_attack_follows_the_switch(network):
     attack = he.attacks.PGD(he.ThreatModel("linf", 0.1), num_steps=1)
     model = he.HEAdversarialModel(network, keras.layers.Dense(3))

@@ -49,6 +49,7 @@ def torchvision_box(height, width, draws, place):
     return ((height - box_height) // 2, (width - box_width) // 2, box_height, box_width), False
 
 
+@pytest.mark.fast_cases("size0", "size3")
 @pytest.mark.parametrize("size", [(300, 400), (64, 64), (500, 130), (20, 400), (400, 13)])
 def test_resized_crop_boxes_are_torchvisions(size):
     fitted = []

@@ -112,6 +112,9 @@ def resumptions():
             yield pytest.param(name, drop_remainder, *place, marks=marks)
 
 
+@pytest.mark.fast_cases(
+    "none-False-1--1", "crop-flip-False-1--1", "crop-flip-True-1--1", "crop-flip-False-2-0"
+)
 @pytest.mark.parametrize(
     ("augmentation_name", "drop_remainder", "epoch", "first_batch"), [*resumptions()]
 )
@@ -130,7 +133,10 @@ def test_resumed_stream_is_bit_exact(augmentation_name, drop_remainder, epoch, f
 
 @pytest.mark.parametrize(
     "augmentation_name",
-    [pytest.param("none", marks=pytest.mark.slow), "flip", "resized-crop-flip"],
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "resized-crop-flip")),
+        "flip",
+    ],
 )
 def test_resumed_streaming_stream_is_bit_exact(imagenet_like, augmentation_name):
     dataset = data.load("imagenet2012", "train", data_dir=imagenet_like)
@@ -152,6 +158,7 @@ def test_resumed_image_folder_stream_is_bit_exact(tmp_path):
     assert_same_batches(collect(resumed), whole[5:])
 
 
+@pytest.mark.fast_cases("none", "crop-flip")
 @pytest.mark.parametrize("augmentation_name", MEMORY_AUGMENTATIONS)
 def test_batch_size_does_not_change_what_becomes_of_an_example(augmentation_name):
     ((images, labels),) = collect(numbered_stream(30, augmentation_name))

@@ -105,6 +105,7 @@ def test_streaming_hold_out_subset_and_take(imagenet_like):
     assert sorted(brightness(train.examples(1, 2))) == brightness(train.examples())
 
 
+@pytest.mark.fast_cases("4")
 @pytest.mark.parametrize("window", [4, 2048])
 def test_streaming_shuffle_is_a_function_of_seed_and_epoch(imagenet_like, monkeypatch, window):
     monkeypatch.setattr(records, "SHUFFLE_WINDOW", window)

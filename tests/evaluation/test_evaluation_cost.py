@@ -29,6 +29,7 @@ def test_examples_that_hold_out_cost_all_passes_and_those_that_break_few():
     assert passes(LARGE, ["cw-linf-20"])["cw-linf-20"] < 40 * 6
 
 
+@pytest.mark.slow
 def test_a_mode_and_a_shard_share_the_work():
     names = ["cw-linf-20", "cw-linf-10"]
     assert passes(LARGE, names, mode="survivors")["cw-linf-10"] == 0

@@ -292,6 +292,7 @@ def test_confusion_counts_the_broken_examples(tmp_path):
     assert (columns["broken_by"] == -1).mean() == report.worst_case
 
 
+@pytest.mark.fast_cases("deepfool")
 @pytest.mark.parametrize("name", ["pgd-2", "deepfool"])
 def test_margin_and_distance_of_every_example_are_those_of_one_image(name, tmp_path):
     images, labels = program.examples()

@@ -38,6 +38,7 @@ def pair_of(lost, gained, total):
     return PairedCounts("A", "B", "worst case", rest, np.arange(lost), np.arange(gained), 0, 0.5)
 
 
+@pytest.mark.fast_cases("50-0.02")
 @pytest.mark.parametrize(("total", "limit"), [(50, 0.02), (100, 0.01), (100, 0.1)])
 def test_a_model_that_loses_the_limit_seldom_passes(total, limit):
     """Every possible sample, weighted by its probability: at most 2.5 % pass."""

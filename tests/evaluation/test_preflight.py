@@ -55,6 +55,7 @@ def linear_sample(count=64, high=1.0):
     return images.astype(np.float32), images.reshape(count, -1)[:, :4].argmax(axis=1)
 
 
+@pytest.mark.fast_cases("honest-0", "honest_cosine-0")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", HONEST)
 def test_no_check_fires_on_an_honest_model(name, seed):

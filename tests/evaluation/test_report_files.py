@@ -177,6 +177,7 @@ def test_bounds_other_than_0_and_1_are_stretched_to_the_full_range(tmp_path):
     assert ", no change: " in shown[2][1].get("alt")
 
 
+@pytest.mark.slow
 def test_large_pictures_are_shrunk_into_the_page(tmp_path):
     example = {"kind": "hardest", "label": 0, "clean_prediction": 0, "adversarial_prediction": 1}
     examples = [

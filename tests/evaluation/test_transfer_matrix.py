@@ -77,6 +77,7 @@ def _accuracy(flat, sign, direction):
     return np.mean(margin > 0)
 
 
+@pytest.mark.fast_cases("fgsm", "pgd-20")
 @pytest.mark.parametrize("attack", ["fgsm", "pgd-20", "mim-20"])
 def test_two_linear_models_as_by_hand(attack):
     matrices = transfer_matrix(pair(), examples(), THREAT, [attack], batch_size=25, step_size=0.01)

@@ -60,7 +60,9 @@ def test_a_name_is_a_file(given, found):
 
 
 def test_a_file_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="expected an existing FILE.py; received somewhere/mine.py"):
+    with pytest.raises(
+        ValueError, match="expected an existing FILE.py; received somewhere/mine.py"
+    ):
         catalog.path_of("somewhere/mine.py")
 
 

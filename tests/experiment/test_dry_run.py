@@ -13,6 +13,7 @@ def config():
     return tiny_config.get_config()
 
 
+@pytest.mark.fast_cases("objective0-2")
 @pytest.mark.parametrize(
     ("objective", "passes"),
     [

@@ -332,6 +332,7 @@ def test_second_derivatives_at_a_zero_vector_are_zero():
     assert squared == 0 and not second.any()
 
 
+@pytest.mark.fast_cases("cosine")
 @pytest.mark.parametrize("angle", ["cosine", "arc"])
 def test_inference_and_attacks_leave_weights_bit_identical(angle):
     model = keras.Sequential(

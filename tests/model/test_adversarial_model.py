@@ -74,6 +74,7 @@ def assert_same_weights(model, other, **tolerances):
         np.testing.assert_allclose(weight, expected, **{"rtol": 0, "atol": 0, **tolerances})
 
 
+@pytest.mark.fast_cases("pgd_at-reported1", "free_at-reported3")
 @pytest.mark.parametrize(
     ("objective", "reported"),
     [
@@ -92,6 +93,7 @@ def test_reported_metrics(objective, reported):
     assert history["val_robust_accuracy"][-1] <= history["val_accuracy"][-1]
 
 
+@pytest.mark.slow
 def test_numpy_and_tf_data_give_the_same_weights():
     images, labels = examples()
     from_numpy, from_data = build_model(), graph_model()
@@ -191,6 +193,7 @@ def test_several_steps_per_execution_change_nothing():
     assert_same_weights(single, several, atol=1e-6)
 
 
+@pytest.mark.fast_cases("free_at")
 @pytest.mark.parametrize("objective", ["pgd_at", "free_at"])
 def test_eager_and_graph_steps_are_equal(objective):
     graph, eager = graph_model(objective), build_model(objective)
@@ -210,7 +213,7 @@ def test_eager_and_graph_steps_are_equal(objective):
         pytest.param("fast_at", 2, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("is_fitted", [True, False])
+@pytest.mark.parametrize("is_fitted", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_step_is_traced_once(objective, calls, is_fitted):
     """Also without `fit`, where the optimizer's variables were made while the step was traced.
 
@@ -296,6 +299,7 @@ def test_default_evaluation_ignores_the_scale():
     assert clean.evaluation_attack is None
 
 
+@pytest.mark.fast_cases("pgd_at", "free_at")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_regularisers_enter_the_gradient(objective):
     """The step differs from one without regulariser by exactly -learning_rate * 2 * factor * W."""
@@ -340,6 +344,7 @@ def test_wrong_batches_are_refused(data, message):
         model.evaluate(*data, verbose=0)
 
 
+@pytest.mark.fast_cases("255.0", "nan")
 @pytest.mark.parametrize("value", [255.0, -0.01, np.nan])
 def test_images_outside_the_bounds_are_refused_while_training(value):
     images, labels = examples()

@@ -32,6 +32,7 @@ def small_model(objective):
     return model
 
 
+@pytest.mark.fast_cases("scale", "activation")
 @pytest.mark.parametrize("change", CHANGES)
 def test_predict_and_evaluate_follow_the_layers(change):
     """They used to go on with what they had been compiled for; calls and attacks did not."""

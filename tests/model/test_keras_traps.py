@@ -46,6 +46,7 @@ def fit(model, *data, **options):
     return model.fit(*(data or examples()), **{"shuffle": False, "verbose": 0, **options}).history
 
 
+@pytest.mark.fast_cases("layer1")
 @pytest.mark.parametrize("layer", [keras.layers.Resizing(8, 8), keras.layers.RandomFlip()])
 def test_an_omitted_training_flag_means_inference(layer):
     """With such a layer upstream, Keras 3.15 calls batch norm in training mode without the flag."""

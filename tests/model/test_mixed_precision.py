@@ -48,6 +48,7 @@ def change(model, epochs):
     return model.get_weights()[0] - before
 
 
+@pytest.mark.fast_cases("mixed_float16-he", "mixed_bfloat16-linear", "float64-he")
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_training_follows_single_precision(policy, head):

@@ -104,7 +104,7 @@ def expected():
 
 
 #: The same files, found in another way.
-FOUND_OTHERWISE = ("run folder", "a version of it", "one signature")
+FOUND_OTHERWISE = ("run folder", "a version of it", "one signature", "a training flag")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def assert_equal_weights(model, other):
         np.testing.assert_array_equal(weight, expected)
 
 
+@pytest.mark.fast_cases("pgd_at-he", "free_at-he", "n_fgsm-linear")
 @pytest.mark.parametrize(
     ("objective", "head"),
     [
@@ -195,6 +196,7 @@ np.savez(sys.argv[3], *model.get_weights())
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_needs_only_the_package(tmp_path):
     """The network holds the package's own layers; the reloaded model trains by its objective."""
     network = he.networks.SmallCNN(input_shape=(16, 16, 3))

@@ -190,6 +190,14 @@ def every_network():
             yield pytest.param(name, policy, marks=[pytest.mark.slow] * is_slow)
 
 
+@pytest.mark.fast_cases(
+    "lenet-float32",
+    "lenet-mixed_bfloat16",
+    "small-cnn-float32",
+    "preact-resnet-small-float32",
+    "preact-resnet-small-mixed_bfloat16",
+    "mobilenet-v2-float32",
+)
 @pytest.mark.parametrize(("name", "policy"), [*every_network()], indirect=["policy"])
 def test_inference_and_image_gradient(name, policy):
     facts = FACTS[name]

@@ -212,6 +212,18 @@ REFERENCES = {
 }
 
 
+@pytest.mark.fast_cases(
+    "lenet-relu",
+    "small-cnn-relu",
+    "preact-resnet-relu",
+    "wide-resnet-10-1-relu",
+    "vgg-16-bn-relu",
+    "mobilenet-v2-relu",
+    "resnet-50-relu",
+    "preact-resnet-swish",
+    "lenet-softplus",
+    "small-cnn-softplus",
+)
 @pytest.mark.parametrize(
     "name,activation",
     [(name, "relu") for name in TINY]
@@ -256,6 +268,13 @@ def test_dropout_acts_in_training_only():
     np.testing.assert_array_equal(model(images, training=True), model(images, training=False))
 
 
+@pytest.mark.fast_cases(
+    "lenet-float32",
+    "small-cnn-float32",
+    "preact-resnet-float32",
+    "wide-resnet-10-1-float32",
+    "preact-resnet-mixed_bfloat16",
+)
 @pytest.mark.parametrize(
     "name,policy",
     [(name, "float32") for name in TINY] + [("preact-resnet", "mixed_bfloat16")],

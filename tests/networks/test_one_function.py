@@ -73,6 +73,7 @@ def test_every_path_gives_the_networks_values_and_gradients(name, policy):
     assert_one_function(model_zoo.model_of(name), policy)
 
 
+@pytest.mark.fast_cases("subclassed")
 @pytest.mark.parametrize("name", ["functional", "deep custom layer", "subclassed"])
 def test_compiled_paths_do_too(name):
     assert_one_function(model_zoo.model_of(name), "float32", compiled=True)
@@ -105,6 +106,7 @@ def test_changes_after_the_first_call_are_followed(change, policy):
         assert all(np.abs(each - plain(model)(images)).max() > 0.01 for each in before)
 
 
+@pytest.mark.fast_cases("scale")
 @pytest.mark.parametrize(
     "change",
     some([each for each in CHANGES if each != "frozen"], ["other activation", "strides"]),
@@ -123,6 +125,7 @@ def test_a_compiled_attack_follows_changes_of_the_layers(change):
     assert np.abs(after.margin - before.margin).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_model_is_never_broken_by_its_own_augmentation():
     """At a radius where nothing moves, a quarter of the predictions used to count as broken."""
     model, images = model_zoo.model_of("deep custom layer"), model_zoo.images(40).numpy()
@@ -153,6 +156,7 @@ def test_half_precision_rounds_folded_kernels_once_on_every_path():
     )
 
 
+@pytest.mark.fast_cases("subclassed")
 @pytest.mark.parametrize(
     "name", some(["subclassed", "values", "sequential, late", "layer"], ["values", "layer"])
 )
@@ -168,6 +172,7 @@ def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     assert is_trusted(model)
 
 
+@pytest.mark.fast_cases("pgd-2")
 @pytest.mark.parametrize(
     "name", some(["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"], ["fn-pgd-2", "cw-linf-2"])
 )
@@ -206,7 +211,7 @@ class OwnCall(he.HEAdversarialModel):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (OwnFeatures, "functional"),
+        pytest.param(OwnFeatures, "functional", marks=pytest.mark.slow),
         (OwnCall, "subclassed"),
         pytest.param(OwnFeatures, "subclassed", marks=pytest.mark.slow),
         pytest.param(OwnCall, "functional", marks=pytest.mark.slow),

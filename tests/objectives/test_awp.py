@@ -157,6 +157,7 @@ def perturbed_copy(model, objective, images, labels, x_adv):
 REFUSED = {"awp", "free_at", "fast_adv_plus"}
 
 
+@pytest.mark.fast_cases("pgd_at", "trades", "llr", "fast_at")
 @pytest.mark.parametrize("base", sorted(set(registry.names()) - REFUSED))
 def test_every_objective_is_computed_at_the_perturbed_weights(base):
     """Losses, gradients and batch-norm statistics are those of a model with these weights."""

@@ -218,6 +218,7 @@ def test_only_training_moves_the_weight():
     assert objective.state_arrays()["nonlinearity"][1] == 1.0
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_saved_model_trains_on_as_if_never_saved(adaptive, tmp_path):
     x, y = examples()

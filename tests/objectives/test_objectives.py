@@ -149,6 +149,7 @@ def test_number_and_mode_of_forward_passes(name):
     assert counter.flags == PASSES[name]
 
 
+@pytest.mark.fast_cases("pgd_at", "trades", "free_at", "n_fgsm released", "fast_at")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_batch_norm_statistics_come_from_the_documented_passes(name):
     """Moving statistics after a step equal NumPy updates from these passes, in this order."""
@@ -232,6 +233,7 @@ def test_crafted_examples_are_reproducible_and_feasible(name):
     assert (first >= 0).all() and (first <= 1).all()
 
 
+@pytest.mark.fast_cases("pgd_at", "trades", "fast_at")
 @pytest.mark.parametrize("name", ["pgd_at", "alp", "trades", "mart", "n_fgsm", "fast_at"])
 def test_margin_acts_in_the_loss_and_not_in_the_attack(name):
     images, labels = map(tf.constant, examples())
@@ -318,6 +320,7 @@ def test_free_at_keeps_its_noise_in_a_euclidean_ball():
     assert np.isclose(lengths, 0.5).any()
 
 
+@pytest.mark.slow
 def test_free_at_replays_alike_in_a_loop_and_written_out():
     """Also where the step makes the optimizer's variables itself, which a loop could not."""
     models = [build_model(objectives.FreeAT(THREAT, num_replays=4)) for _ in range(3)]
@@ -334,6 +337,7 @@ def test_free_at_replays_alike_in_a_loop_and_written_out():
             np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", [3, 8])
 def test_free_at_traces_two_replays_whatever_their_number(num_replays):
     """The first, and the loop of the others: the time to the first step does not grow."""

@@ -78,6 +78,7 @@ def test_every_objective_is_in_the_table():
     assert sorted(TRAINING_PASSES) == objectives.names()
 
 
+@pytest.mark.fast_cases("alp", "free_at", "rat", "trades")
 @pytest.mark.parametrize("name", TRAINING_PASSES)
 def test_activity_counts_once_in_each_pass_that_trains(name):
     # The gradient of an activity moves FreeAT's perturbation too, from the second replay on.
@@ -285,6 +286,7 @@ def test_a_program_without_assertions_makes_the_loss_nan():
     assert np.isnan(checked(images + 1.0)).all()
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_xla_trains_as_the_graph_does(jit_compile):
     """What is compiled is the step after the checks, and it is the same step."""

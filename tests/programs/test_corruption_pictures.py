@@ -15,6 +15,7 @@ def run(monkeypatch, capfd):
     return functools.partial(run_here, monkeypatch, capfd, "corruption_pictures")
 
 
+@pytest.mark.slow
 def test_sheets_show_the_corrupted_images(run, tmp_path):
     source = save_npz(tmp_path / "set.npz", (4, 32, 32, 3))
     out = tmp_path / "out"

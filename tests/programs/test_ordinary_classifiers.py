@@ -132,6 +132,7 @@ def test_members_of_an_ensemble_and_substitutes_are_wrapped_too(run, files, tmp_
     assert report["worst_case"] == pytest.approx((ahead > 16).mean(), abs=2 / 60)
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.filterwarnings("ignore:One-hot")
 @pytest.mark.parametrize("with_baseline", [False, True])
 def test_the_gate_wraps_substitutes_too(run, files, tmp_path, monkeypatch, with_baseline):

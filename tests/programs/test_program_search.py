@@ -68,6 +68,7 @@ def test_incomplete_addresses(run, monkeypatch):
     assert_one_line_error(run(TINY), "Incomplete addresses", "KERASTUNER_ORACLE_PORT")
 
 
+@pytest.mark.slow
 def test_preset_flags_and_resuming(run, tmp_path, untrained):
     assert run(DIGITS, "--max_trials=1")[1].startswith("Best of 1 trial: 0000, clean 90.00%")
     few = "--max_trials=2"

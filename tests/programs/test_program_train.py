@@ -120,6 +120,7 @@ def test_ctrl_c_is_not_lost(monkeypatch, capsys, work):
 # Real processes: nothing but the one line may appear, TensorFlow's own messages included
 
 
+@pytest.mark.fast_cases("evaluate-arguments2-parts2")
 @pytest.mark.parametrize(
     ("program", "arguments", "parts"),
     [
@@ -277,6 +278,7 @@ def test_damaged_run_folder(run, tmp_path, no_training, name):
 # train: runs
 
 
+@pytest.mark.slow
 def test_smoke_then_nothing_left(run, tmp_path):
     folder = tmp_path / "run"
     code, out, err = run("train", TINY, "--smoke", f"--output_dir={folder}")

@@ -70,6 +70,7 @@ def evaluated(originals, tmp_path):
     return shutil.copytree(originals / "whole", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_shards_and_merge(run, files, originals, evaluated, tmp_path):
     folder = shutil.copytree(originals / "shards", tmp_path / "shards")
     # A shard that is done is not attacked again.

@@ -119,6 +119,7 @@ def test_mistakes_in_evaluation(run, trained, tmp_path, arguments, parts):
 # export
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("from_file", [True, False])
 def test_export(run, trained, tmp_path, from_file):
     names = ",".join("abcdefghij")

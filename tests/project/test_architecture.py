@@ -288,6 +288,7 @@ def test_no_file_is_a_junk_drawer():
     assert not [str(path) for path in source_files(*FOLDERS) if path.name in FORBIDDEN_FILES]
 
 
+@pytest.mark.slow
 def test_import_loads_nothing_beyond_keras_and_tensorflow():
     program = (
         "import sys, keras, tensorflow; before = set(sys.modules); import he_keras; "

@@ -224,6 +224,7 @@ def grid_over_scale(folder, attack):
     return search.best(found)["scale"], [row["robust_accuracy"] for row in found]
 
 
+@pytest.mark.slow
 def test_cross_entropy_would_pick_the_scale_that_hides_the_gradient(tmp_path):
     """Eps 0.1: of the small scale four of five withstand any attack, of the large one one."""
     naive = he.attacks.get("pgd-20", THREAT, loss="ce")

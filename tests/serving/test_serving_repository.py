@@ -103,6 +103,7 @@ def test_the_newest_that_loads_is_served_from_the_start(model, tmp_path):
     assert states(model) == {1: "AVAILABLE", 2: "END"}
 
 
+@pytest.mark.slow
 def test_taking_a_version_away_goes_back_to_the_one_before(model, tmp_path):
     write(tmp_path, "1")
     write(tmp_path, "2")
@@ -115,6 +116,7 @@ def test_taking_a_version_away_goes_back_to_the_one_before(model, tmp_path):
     assert model.current.version == 1, "the last one stays"
 
 
+@pytest.mark.slow
 def test_a_version_that_is_back_stays_available_when_its_first_copy_goes(model, tmp_path):
     write(tmp_path, "1")
     model.refresh()
