@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config, items):
         # Where one case is asked for, the others are not collected.
         if unknown and not any("::" in asked for asked in config.args):
             raise pytest.UsageError(
-                f"{test}: fast_cases names {', '.join(unknown)}, but the cases are {', '.join(named)}"
+                f"{test}: fast_cases names {', '.join(unknown)}; the cases are {', '.join(named)}"
             )
         for case, item in named.items():
             if case not in fast:
