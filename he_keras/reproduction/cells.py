@@ -12,6 +12,8 @@ from he_keras.arguments import unknown_name
 from he_keras.data.corruptions import CORRUPTIONS, SEVERITIES
 from he_keras.experiment.catalog import papers
 
+_OF_TRAINING = ("setting", "minutes", "minutes of an epoch")
+
 
 class Measurement(NamedTuple):
     """One number of one model.
@@ -35,6 +37,11 @@ class Measurement(NamedTuple):
     examples: int = 0
     severity: int = 0
     crafted_for: str = ""
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether it is a setting or a time of the training, which no file of weights has."""
+        return self.kind in _OF_TRAINING
 
     def key(self) -> str:
         """Returns the name of the number in a file of results."""

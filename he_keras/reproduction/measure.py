@@ -27,7 +27,6 @@ _CPU_CORRUPTED = 1000
 #: What `evaluate_robustness` adds where all attacks depend on the scale of the logits.
 _SCALE_FREE = "cw-linf-20"
 _MINUTE = 60.0
-_NOT_OF_PUBLIC = ("setting", "minutes", "minutes of an epoch")
 
 
 class Measuring:
@@ -215,7 +214,7 @@ def _depends_on_scale(attack: Attack) -> bool:
 
 def can_measure(wanted: Measurement, run: Run) -> bool:
     """Whether there is such a number: of a public checkpoint neither settings nor times are."""
-    return not (run.is_public and wanted.kind in _NOT_OF_PUBLIC)
+    return not (run.is_public and wanted.is_of_training)
 
 
 def changed_settings(original: Attack, smaller: Attack) -> list[str]:

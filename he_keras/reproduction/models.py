@@ -155,10 +155,11 @@ class Runs:
             raise ValueError(
                 f"No checkpoint; expected a file after --checkpoint={row}:; received {file}"
             )
-        if all(cell.model is None for cell in cells if cell.row == row):
+        wanted = [each for cell in cells if cell.row == row for each in cell.measurements]
+        if all(each.is_of_training for each in wanted):
             raise ValueError(
-                "Nothing is measured on this row; expected a row with an experiment in he-keras "
-                f"reproduce {cells[0].table} --list; received --checkpoint={assignment}"
+                "Nothing in this row can be measured on a file; expected a row with an accuracy in "
+                f"he-keras reproduce {cells[0].table} --list; received --checkpoint={assignment}"
             )
         (recipe,) = {cell.checkpoint for cell in cells if cell.row == row}
         digest = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -53,7 +53,12 @@ def test_dry_run_prints_the_cost_and_stops(run, tmp_path):
         (["he_table_2", "--scale=large"], "--scale"),
         (
             ["rat_table_8", "--checkpoint=GAT:tests/conftest.py"],
-            "Nothing is measured on this row; expected a row with an experiment",
+            "Nothing in this row can be measured on a file; expected a row with an accuracy",
+        ),
+        (
+            # Its only cell is a time of training.
+            ["he_rebuttal_minutes", "--checkpoint=PGD-AT:tests/conftest.py"],
+            "Nothing in this row can be measured on a file; expected a row with an accuracy",
         ),
     ],
 )
