@@ -20,13 +20,14 @@ import tensorflow as tf
 
 import he_keras as he
 from he_keras.evaluation.checks import preflight, sanity_checks
+from he_keras.evaluation.checks.table import CHECKS
 
 THREAT = he.ThreatModel("linf", 0.08)
 FEATURES = 96
 NUM_EXAMPLES = 64
 HONEST = ("honest", "honest_cosine")
 SKIPPED_WITHOUT_EVALUATION = {"worst-case-holds"}
-SIGNS = {"pass": "·", "warn": "warn", "fail": "FAIL", "skipped": "–"}
+ALL_AFTER = "all after the attacks"
 
 #: What must fire, before and after the attacks; further checks may.
 MUST_FIRE = {
@@ -240,24 +241,29 @@ def checks(name, seed=0, before=True, after=True):
     return found
 
 
-def matrix(names, seed=0):
-    """Returns the Markdown table of verdicts: one row for each check, one column for each model."""
-    columns = {}
+def row_of(name, found):
+    """The row of a model in the table: what fails, what warns and what is skipped."""
+    named = {
+        verdict: [each.name for each in found if each.verdict == verdict]
+        for verdict in ("fail", "warn", "skipped")
+    }
+    after = [row.name for row in CHECKS if row.when == "after"]
+    if set(after) <= set(named["skipped"]):
+        others = [each for each in named["skipped"] if each not in after]
+        named["skipped"] = [ALL_AFTER, *others]
+    cells = [", ".join(named[verdict]) for verdict in named]
+    return f"| {' | '.join([name.replace('_', ' '), *cells])} |"
+
+
+def table(names, seed=0):
+    """The Markdown table of what does not pass: one row for each model."""
+    lines = ["| model | FAIL | warn | skipped |", "|---|---|---|---|"]
     for name in names:
         keras.utils.set_random_seed(seed)
-        columns[name] = {check.name: SIGNS[check.verdict] for check in checks(name, seed)}
-    rows = list(columns[names[0]])
-    lines = [
-        "| check | " + " | ".join(name.replace("_", " ") for name in names) + " |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    lines += [
-        f"| {row} | " + " | ".join(columns[name].get(row, "–") for name in names) + " |"
-        for row in rows
-    ]
+        lines.append(row_of(name, checks(name, seed)))
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or [*HONEST, *MUST_FIRE]
-    print(matrix(chosen))
+    print(table(chosen))

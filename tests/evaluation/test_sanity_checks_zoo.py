@@ -5,7 +5,7 @@ import pathlib
 
 import keras
 import pytest
-from broken_models import HONEST, MUST_FIRE, SIGNS, SKIPPED_WITHOUT_EVALUATION, checks
+from broken_models import HONEST, MUST_FIRE, SKIPPED_WITHOUT_EVALUATION, checks, row_of
 
 from he_keras.evaluation.checks.table import CHECKS
 
@@ -21,17 +21,11 @@ def found(name, seed=0):
     return checks(name, seed)
 
 
-@functools.cache
-def documented():
-    """{model: {check: sign}} of the table in the documentation."""
-    lines = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
-    start = next(number for number, line in enumerate(lines) if line.startswith("| check | honest"))
-    header, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]
-    ]
-    models = [name.replace(" ", "_") for name in header[1:]]
-    rows = [row for row in rows if len(row) == len(header)]
-    return {model: {row[0]: row[column] for row in rows} for column, model in enumerate(models, 1)}
+def documented(name):
+    """The model's row of the table in the documentation."""
+    start = f"| {name.replace('_', ' ')} | "
+    (line,) = [line for line in DOCS.read_text().splitlines() if line.startswith(start)]
+    return line
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -54,13 +48,13 @@ def test_what_passes_and_what_is_skipped_on_an_honest_model(name):
 def test_the_checks_fire_as_the_documentation_says(name):
     must_fire = MUST_FIRE.get(name, set())
     assert {check.name for check in found(name) if check.fired} >= must_fire
-    column = documented()[name]
-    now = {check.name: SIGNS[check.verdict] for check in found(name)}
-    assert set(column) == set(now)
     if name in RANDOM:
-        now = {check: now[check] for check in must_fire}
-        column = {check: column[check] for check in must_fire}
-    assert column == now
+        cells = documented(name).split(" | ")
+        for check in found(name):
+            if check.name in must_fire:
+                assert check.name in cells[("fail", "warn").index(check.verdict) + 1].split(", ")
+    else:
+        assert documented(name) == row_of(name, found(name))
 
 
 def test_every_check_has_a_section_in_the_documentation():

@@ -20,6 +20,8 @@ from he_keras.experiment.keys import MEANINGS, flat
 LANGUAGES = {"python", "bash", "text", "json", "yaml"}
 #: Blocks that nobody runs are an exception; each says why.
 MOST_BLOCKS_NOT_RUN = 12
+#: A page shows so many characters of code or output beside its two menus; commands are wrapped.
+LONGEST_LINE = 105
 WITH_CODE = [page for page in pages() if any(map(runs, blocks(page)))]
 COMMANDS = {}
 for _page in pages():
@@ -48,6 +50,18 @@ def test_blocks_say_what_they_are_and_few_do_not_run():
     marks = [block.mark for page in pages() for block in blocks(page) if block.mark]
     assert [mark for mark in marks if not re.match(r"not run: .{10}|run$|slow: ", mark)] == []
     assert sum(mark.startswith("not run: ") for mark in marks) <= MOST_BLOCKS_NOT_RUN
+
+
+def test_code_and_output_fit_a_page():
+    too_long = [
+        f"{page}:{block.line + number}"
+        for page in pages()
+        for block in blocks(page)
+        if block.language != "bash"
+        for number, line in enumerate(block.code.splitlines())
+        if len(line) > LONGEST_LINE
+    ]
+    assert too_long == []
 
 
 def test_the_pages_name_programs_that_there_are():

@@ -56,7 +56,7 @@ def _forget() -> None:
 def _manual(text: str) -> list[str]:
     """A docstring as Markdown: its commands become a block."""
     lines, is_block = [], False
-    for line in text.splitlines():
+    for line in re.sub(r" {4,}(?=--)", " ", text).splitlines():
         is_command = line.startswith(("he-keras ", "python "))
         if is_command != is_block:
             lines += ["```bash"] if is_command else ["```", ""]
@@ -67,7 +67,7 @@ def _manual(text: str) -> list[str]:
 
 def _escaped(line: str) -> str:
     """A line of plain text: what is in <> or between underscores stays as it is."""
-    return re.sub(r"([<>_*])", r"\\\1", line)
+    return re.sub(r"([_*])", r"\\\1", line.replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def _row(flag) -> str:
@@ -76,7 +76,9 @@ def _row(flag) -> str:
     if isinstance(default, list):
         default = ",".join(map(str, default))
     shown = "" if default in (None, "") else f"`{cell(str(default))}`"
-    meaning = _escaped(cell(flag.help or ""))
+    # absl puts the choices before the text.
+    text = (flag.help or "").removeprefix(f"<{'|'.join(choices or ())}>: ")
+    meaning = _escaped(cell(text))
     if choices:
         meaning = f"{'`' + '`, `'.join(choices) + '`'}. {meaning}"
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"

@@ -1,8 +1,9 @@
 """The hook of MkDocs that adds the pages made from code; mkdocs.yml names it."""
 
-import os
+import importlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# First of all: it hides what TensorFlow's libraries print while they are loaded.
+importlib.import_module("he_keras")
 
 from api import api_pages
 from arguments import attacks_page, objectives_page, options_page
