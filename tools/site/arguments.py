@@ -3,7 +3,6 @@
 import inspect
 
 import griffe
-from keras.optimizers.schedules import LearningRateSchedule
 
 import he_keras as he
 from he_keras.attacks.registry import _ENTRIES
@@ -61,6 +60,9 @@ def objectives_page() -> str:
 
 def options_page() -> str:
     """Every option of every network and schedule."""
+    # After he_keras, which hides what TensorFlow's libraries print while they are loaded.
+    from keras.optimizers.schedules import LearningRateSchedule
+
     shared = inspect.getdoc(he.networks).partition("All of them take")[2]
     lines = [
         "# Options of networks and schedules",

@@ -1,9 +1,8 @@
 """The hook of MkDocs that adds the pages made from code; mkdocs.yml names it."""
 
-import importlib
+import os
 
-# First of all: it hides what TensorFlow's libraries print while they are loaded.
-importlib.import_module("he_keras")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from api import api_pages
 from arguments import attacks_page, objectives_page, options_page
