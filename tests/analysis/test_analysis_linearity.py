@@ -82,6 +82,7 @@ def test_the_points_lie_in_the_ball_and_the_box():
     assert np.all(found.gamma <= free + 1e-6) and np.any(found.gamma < 0.9 * free)
 
 
+@pytest.mark.slow
 def test_batches_change_nothing_and_restarts_only_help():
     def gamma(**options):
         model = quadratic([1.0, -2.0, 1.5, -0.5])
@@ -122,6 +123,7 @@ def test_models_without_gradients_are_refused():
             local_linearity(model, IMAGES, LABELS, THREAT, 2)
 
 
+@pytest.mark.slow
 def test_the_analysis_measures_every_radius_and_draws_a_curve_for_each_model():
     multiples = (0.5, 1.0, 2.0)
     built = analysis.get("linearity", multiples=multiples, num_steps=6, batch_size=4)

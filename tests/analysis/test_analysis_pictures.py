@@ -151,6 +151,7 @@ def test_pictures_need_the_same_colour_images():
 # FN in the attack
 
 
+@pytest.mark.slow
 def test_fn_in_the_attack_turns_along_the_sphere():
     # w_1 - w_0 = (-1, -0.2): plain cross-entropy lowers both pixels, which costs 1.2 epsilon of
     # margin. Along the sphere at (0.5, 0.5) the direction is (-1, 1): 0.8 epsilon.

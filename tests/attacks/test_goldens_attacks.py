@@ -81,9 +81,7 @@ def test_the_models_are_the_reference_models(head):
         np.testing.assert_allclose(wrapped.cosines(images), reference["cos"], atol=1e-6, rtol=0)
 
 
-@pytest.mark.fast_cases(
-    "fgsm-linear", "fgsm-he", "pgd20_2_255-linear", "mim20_2_255-he", "pgd20_cw_2_255-linear"
-)
+@pytest.mark.fast_cases("fgsm-linear", "fgsm-he", "pgd20_2_255-linear", "mim20_2_255-he")
 @both_heads
 @pytest.mark.parametrize("attack", some(SIGN_ATTACKS, FAST_SIGN_ATTACKS))
 def test_sign_attacks_give_the_stored_images(head, attack):

@@ -77,7 +77,7 @@ def test_an_image_that_is_misclassified_from_the_start_is_still_led_to_its_targe
     assert result.backward_passes[0] > 0
 
 
-@pytest.mark.fast_cases("fab-", "cw-l2-")
+@pytest.mark.fast_cases("fab-")
 @pytest.mark.parametrize(
     ("attack", "relative"),
     [

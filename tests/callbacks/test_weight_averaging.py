@@ -311,7 +311,7 @@ def uninterrupted(tmp_path_factory):
     return {kind: run(tmp_path_factory.mktemp(kind) / "latest.npz", kind) for kind in KINDS}
 
 
-@pytest.mark.fast_cases("ema-6", "swa-5")
+@pytest.mark.fast_cases("swa-5")
 @pytest.mark.parametrize(("kind", "kill_at"), [("ema", 2), ("ema", 6), ("swa", 5), ("swa", 7)])
 def test_killed_run_ends_with_the_same_weights(tmp_path, uninterrupted, kind, kill_at):
     with pytest.raises(Stop):

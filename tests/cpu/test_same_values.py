@@ -32,7 +32,7 @@ STAND_INS = {
 }
 #: Every registered network, or its stand-in, once.
 NETWORKS = list(dict.fromkeys(STAND_INS.get(name, name) for name in he.networks.names()))
-FAST_NETWORKS = ("lenet", "preact-resnet-small")
+FAST_NETWORKS = ("lenet",)
 #: Objectives with more than one pass of training, or state.
 OBJECTIVES = {
     "awp": {"base": "pgd_at", "num_steps": 2, "warm_up_steps": 0},

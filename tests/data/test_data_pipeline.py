@@ -148,6 +148,7 @@ def test_resumed_streaming_stream_is_bit_exact(imagenet_like, augmentation_name)
     assert_same_batches(collect(resumed), whole[6:])
 
 
+@pytest.mark.slow
 def test_resumed_image_folder_stream_is_bit_exact(tmp_path):
     for number in range(7):
         write_image(tmp_path / "a" / f"{number}.png", random_image(66, 80 + number, seed=number))

@@ -37,6 +37,7 @@ def test_a_mode_and_a_shard_share_the_work():
     assert passes(HARMLESS, ["cw-linf-20"], shard=(1, 4))["cw-linf-20"] == 10 * 41
 
 
+@pytest.mark.slow
 def test_the_parts_of_an_ensemble_are_added():
     attack = he.attacks.get("screen", HARMLESS)
     assert passes(HARMLESS, [attack])["screen"] == 40 * attack.most_passes(4)

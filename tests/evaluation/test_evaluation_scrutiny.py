@@ -153,6 +153,7 @@ def test_cosine_heads_have_the_panel_and_others_have_not(scrutinized, both):
     assert both["survivors"].he_panel is None
 
 
+@pytest.mark.slow
 def test_the_panel_takes_over_what_was_run_on_every_example(cosine, monkeypatch):
     first, second, _ = program.single_attacks()
     monkeypatch.setattr(attack_runs, "panel_attacks", lambda threat, batch_size: [first, second])

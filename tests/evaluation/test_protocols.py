@@ -285,9 +285,11 @@ def evaluate(name, model, count=6):
 @pytest.mark.parametrize(
     "name",
     [
-        "he-table-4",
         "he-adaptive",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("he-table-3", "rat-table-8")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("he-table-3", "he-table-4", "rat-table-8")
+        ),
     ],
 )
 def test_protocols_run_on_a_cosine_head(name):

@@ -123,6 +123,7 @@ def test_the_diagonal_is_the_attack_itself():
             assert matrix.clean_accuracy[number] == pytest.approx(clean)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_models_only_permutes():
     names = ["arc", "linear", "he"]
     shuffled = transfer_matrix(
@@ -178,6 +179,7 @@ def test_options_reach_attacks_given_by_name():
     assert unit.robust_accuracy[1] == direct.robust_accuracy[1]
 
 
+@pytest.mark.slow
 def test_attacks_that_draw_on_other_examples_see_them_whatever_the_batches():
     two = {"he": cosine_model(), "linear": functional()}
     settings = {"num_targets": 2, "step_size": 0.01}

@@ -9,7 +9,7 @@ from experiments import NAMES, load
 
 from he_keras import experiment
 
-#: Kinds of training and head that differ most; the fast tests run the last one.
+#: Kinds of training and head that differ most.
 TYPICAL = ("cifar10_free_at_m_he", "quickstart_digits")
 
 
@@ -45,10 +45,7 @@ def _to_run():
         if settings[best] <= seen:
             break
         chosen.append(best)
-    slow = [pytest.mark.slow]
-    return [
-        pytest.param(name, marks=[] if name == TYPICAL[-1] else slow) for name in sorted(chosen)
-    ]
+    return sorted(chosen)
 
 
 PARAMETERS = {
@@ -115,6 +112,7 @@ def test_smoke_variant_builds(name):
     assert model.built and model.trainable_variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _to_run())
 def test_smoke_variant_runs(name, tmp_path):
     original = load(name)

@@ -237,7 +237,7 @@ def test_models_of_several_outputs_are_refused(tmp_path):
         he.export_saved_model(keras.Sequential(layers), tmp_path)
 
 
-@pytest.mark.fast_cases("True-bounds1", "False-bounds0")
+@pytest.mark.fast_cases("False-bounds0")
 @pytest.mark.parametrize("bounds", [(0.0, 255.0), (-1.0, 1.0)])
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_every_signature_brings_images_to_the_bounds_of_the_model(bounds, is_trained, tmp_path):

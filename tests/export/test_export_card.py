@@ -298,6 +298,7 @@ def evaluated(model, folder):
     return Provenance(report=json.loads(path.read_text()), report_file=str(path))
 
 
+@pytest.mark.slow
 def test_the_same_weights_behind_another_scale_are_another_model(tmp_path):
     model = hypersphere_model()
     provenance = evaluated(model, tmp_path)

@@ -135,6 +135,7 @@ def test_training_on_images_of_0_to_1_under_wide_bounds_is_refused():
     model.fit(threat.from_unit(images), labels, verbose=0)
 
 
+@pytest.mark.slow
 def test_data_sets_are_brought_to_the_bounds_of_the_threat_model():
     images = np.random.RandomState(0).randint(100, 200, (6, 8, 8, 3)).astype("uint8")
     dataset = he.data.ImageDataset("grey", "test", images, np.zeros(6, int), 2)

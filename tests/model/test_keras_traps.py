@@ -188,6 +188,7 @@ def test_the_exported_model_gives_the_same_scaled_logits(tmp_path):
     assert np.abs(loaded.serve(images)).max() > 1.0  # the scale is inside
 
 
+@pytest.mark.slow
 def test_a_network_that_builds_itself_late_can_train():
     for objective in (OBJECTIVES["pgd_at"](), OBJECTIVES["free_at"]()):
         network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(4)])

@@ -184,6 +184,7 @@ def test_scaling_changes_no_bit_where_nothing_underflows(dtype):
     np.testing.assert_array_equal(scaled, tape.gradient(loss, images))
 
 
+@pytest.mark.slow
 def test_free_at_keeps_finite_noise_when_the_loss_scale_overflows():
     keras.config.set_dtype_policy("mixed_float16")
     model = build_model(objectives.FreeAT(THREAT, num_replays=2))

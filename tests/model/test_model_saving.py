@@ -136,6 +136,7 @@ def test_weights_file_holds_the_perturbations(tmp_path):
     assert np.abs(noise).max() == pytest.approx(0.1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_that_builds_itself_late_can_be_saved(tmp_path):
     network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(6)])
     model = he.HEAdversarialModel(network, he.CosineHead(3), OBJECTIVES["free_at"]())

@@ -287,6 +287,7 @@ def test_a_name_is_registered_once():
         registry.register("lenet")(networks.LeNet)
 
 
+@pytest.mark.slow
 def test_a_network_of_other_images_than_asked_for_is_told(monkeypatch):
     monkeypatch.setattr(registry, "_NETWORKS", registry._NETWORKS.copy())
     layers = [keras.Input((5, 5, 1)), keras.layers.Flatten()]

@@ -177,7 +177,7 @@ def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     "name", some(["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"], ["fn-pgd-2", "cw-linf-2"])
 )
 def test_attacks_read_the_weights_once(name, monkeypatch):
-    """Once in their loop, however many steps it has, and once in the function that scores images."""
+    """Once in their loop, whatever its number of steps, and once in the function that scores."""
     model, images = model_zoo.model_of("functional"), model_zoo.images().numpy()
     traced = []
     right = FoldedNetwork.weights

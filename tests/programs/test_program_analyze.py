@@ -45,6 +45,7 @@ def test_without_a_name_all_are_listed(run):
     assert "HE paper, Fig. 3" in listed["gradient-norms"]
 
 
+@pytest.mark.slow
 def test_run_folders_with_their_own_settings(run, folder, monkeypatch):
     splits = []
     load_split = he.experiment.load_split

@@ -72,6 +72,7 @@ def test_a_model_of_every_kind_of_file(run, files, tmp_path, path):
     assert out.splitlines()[-1] == f"Report: {tmp_path / 'report.html'}"
 
 
+@pytest.mark.slow
 def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):
     paths = [files / "run", files / "served"]
     chosen = ["cleverhans:pgd-5", "cleverhans:fgsm", *(f"transfer:{path}" for path in paths)]

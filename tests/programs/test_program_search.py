@@ -96,6 +96,7 @@ def test_unknown_settings_of_a_preset(run, tmp_path, untrained):
     assert not untrained
 
 
+@pytest.mark.slow
 def test_flags_replace_the_preset(run, untrained):
     flags = ("--tuner=grid", "--space=scale=5,10", "--space=weight_decay=0,0.001")
     assert run(DIGITS, *flags)[0] == 0

@@ -258,6 +258,7 @@ def test_unwritable_folder(run, tmp_path, no_training):
     assert (tmp_path / "file").read_text() == ""
 
 
+@pytest.mark.slow
 def test_folder_of_another_run(run, trained, no_training):
     before = sorted(trained.rglob("*"))
     answer = run("train", TINY, f"--output_dir={trained}", "--config.head.scale=9")
@@ -299,6 +300,7 @@ def test_smoke_then_nothing_left(run, tmp_path):
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.slow
 def test_diverging_training_is_one_line_and_exit_code_1(run, tmp_path):
     code, out, err = run(
         "train",

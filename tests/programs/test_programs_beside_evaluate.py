@@ -89,6 +89,7 @@ def test_shards_and_merge(run, files, originals, evaluated, tmp_path):
             np.testing.assert_array_equal(one[name], other[name])
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_evaluation_is_refused_with_the_difference(run, files, evaluated):
     out = f"--output_dir={evaluated}"
     before = (evaluated / "report.json").read_text()
@@ -206,6 +207,7 @@ def test_a_protocol_says_so(run, files, tmp_path):
     assert "Protocol he-table-4: Evaluation settings" in out
 
 
+@pytest.mark.slow
 def test_corruptions_are_added(run, tmp_path, monkeypatch):
     images = np.random.RandomState(0).rand(20, 32, 32, 3).astype("float32")
     labels = np.arange(20) % 2

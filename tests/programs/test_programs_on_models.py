@@ -50,6 +50,7 @@ def test_evaluate_flags_override_the_run(run, trained, tmp_path):
     assert fgsm["settings"]["step_size"] == 4 / 255
 
 
+@pytest.mark.slow
 def test_evaluate_a_model_file_on_other_data(run, trained, tmp_path):
     data = save_npz(tmp_path / "mine.npz")
     code, _, err = run(

@@ -130,6 +130,7 @@ def test_the_winner_is_a_configuration_file(config, tmp_path, untrained):
     assert f"python tools/train.py --config={path}" in text
 
 
+@pytest.mark.slow
 def test_a_complete_search_is_not_run_again(config, tmp_path, untrained, monkeypatch):
     found = experiment.run_search(config, GRID, tmp_path)
     monkeypatch.setattr(search, "run_trials", None)

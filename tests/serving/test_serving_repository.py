@@ -79,6 +79,7 @@ def test_a_new_version_takes_over_and_the_old_waits_for_its_requests(model, tmp_
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_a_broken_version_is_reported_and_not_tried_until_it_changes(model, tmp_path):
     write(tmp_path, "1")
     model.refresh()
@@ -142,6 +143,7 @@ def test_a_model_that_cannot_be_warmed_up_is_served(monkeypatch, tmp_path, caplo
     assert "Cannot warm up version 1 of digits" in caplog.text
 
 
+@pytest.mark.slow
 def test_several_models_and_what_is_wrong_with_them(monkeypatch, tmp_path):
     FakeServable.tried = []
     monkeypatch.setattr(repository, "Servable", FakeServable)

@@ -65,9 +65,10 @@ def epsilon_curve(
         >>> from he_keras.evaluation.checks import epsilon_curve
         >>> logits = lambda images: images @ tf.constant([[1.0, -1.0], [-1.0, 1.0]])
         >>> images = np.array([[0.9, 0.1], [0.55, 0.5]], "float32")
-        >>> curve = epsilon_curve(logits, images, np.array([0, 0]), he.ThreatModel("linf", 0.1))
+        >>> threat, labels = he.ThreatModel("linf", 0.1), np.array([0, 0])
+        >>> curve = epsilon_curve(logits, images, labels, threat, epsilons=[0.05, 0.8])
         >>> [point["accuracy"] for point in curve["points"]]
-        [1.0, 1.0, 0.5, 0.5, 0.5, 0.0, 0.0]
+        [1.0, 0.5, 0.0]
     """
     sample = AttackedSample(model, images, labels, threat, logit_scale, seed=seed)
     if epsilons is None:

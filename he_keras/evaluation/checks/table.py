@@ -17,13 +17,9 @@ Papers: Croce & Hein 2020 (AutoAttack's checks of the model), Carlini et al. 201
 adversarial robustness"), Pintor et al. 2022 ("Indicators of attack failure").
 
 Example:
-    >>> import he_keras as he, numpy as np
-    >>> from he_keras.evaluation import sanity_checks
-    >>> images = np.random.default_rng(0).uniform(size=(40, 4)).astype("float32")
-    >>> checks = sanity_checks(
-    ...     lambda images: 9 * images, images, images.argmax(1), he.ThreatModel("linf", 0.1))
-    >>> [check.name for check in checks if check.fired]
-    []
+    >>> from he_keras.evaluation.checks.table import CHECKS
+    >>> [row.name for row in CHECKS if row.when == "before"][:3]
+    ['finite', 'logits', 'deterministic']
 """
 
 from collections.abc import Callable, Mapping, Sequence
