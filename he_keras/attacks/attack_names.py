@@ -29,8 +29,13 @@ def _pattern(name: str, entry: Entry) -> str:
     return f"{name}-K" if entry.budget else name
 
 
-def look_up(attack: str, entries: Mapping[str, Entry]) -> tuple[Entry, dict]:
+def look_up(attack: str, entries: Mapping[str, Entry], what: str = "attack") -> tuple[Entry, dict]:
     """Returns the entry that is named, and the arguments that the name sets.
+
+    Args:
+        attack: the name.
+        entries: the entries, by their names without a number.
+        what: what an error calls them.
 
     Example:
         >>> from he_keras.attacks.attack_names import Entry, look_up
@@ -53,6 +58,17 @@ def look_up(attack: str, entries: Mapping[str, Entry]) -> tuple[Entry, dict]:
     all_names = patterns(entries)
     known = [each.replace("-K", digits.group() if digits else "-K") for each in all_names]
     raise ValueError(
-        f"Unknown attack; expected one of {', '.join(all_names)} (K: a number); received "
+        f"Unknown {what}; expected one of {', '.join(all_names)} (K: a number); received "
         f"{attack!r}{suggestion(attack, known)}"
     )
+
+
+def with_given(attack: str, given: dict, options: dict) -> dict:
+    """Returns options, and what the name sets; an error where an option contradicts the name."""
+    for argument, value in given.items():
+        if options.get(argument, value) != value:
+            raise ValueError(
+                f"{argument} is given twice; expected it in the name or as an option; "
+                f"received {attack!r} and {argument}={options[argument]!r}"
+            )
+    return {**options, **given}

@@ -1,8 +1,9 @@
 """The attacks of the cleverhans library (4.0.0), scored and reported like the others.
 
-They are a second opinion: `fgsm`, `bim-K`, `pgd-K` and `mim-K` of this package give the same images
-faster. cleverhans returns its last iterate and never stops early. Only examples that are
-misclassified from the start are left out. The library is imported when an attack is built.
+They are a second opinion: the settings are those of our attack of the same name, and cleverhans
+runs it. Ours give the same images faster. cleverhans returns its last iterate and never stops
+early. Only examples that are misclassified from the start are left out. The library is imported
+when an attack is built.
 """
 
 import importlib
@@ -13,43 +14,45 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.arguments import (
-    check_choice,
-    check_number,
-    check_positive_integer,
-    parse_epsilon,
-    positive_number,
-)
+from he_keras.arguments import check_choice
+from he_keras.attacks.attack_names import Entry, look_up, with_given
+from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Crafted, is_wrong
 from he_keras.attacks.framework.victim import Victim
-from he_keras.attacks.registry import register
+from he_keras.attacks.projected_gradient import FGSM, ProjectedGradient
+from he_keras.attacks.registry import check_attack_options, register
 from he_keras.threat import ThreatModel, checked_start
 
-#: Module of each iterated attack, and the argument that only it has.
-_ITERATED = {
-    "bim": ("basic_iterative_method", None),
-    "pgd": ("projected_gradient_descent", "random_start"),
-    "madry": ("madry_et_al", "random_start"),
-    "mim": ("momentum_iterative_method", "decay"),
-}
-ATTACKS = ("fgsm", *_ITERATED, "cw-l2")
+#: Of each iterated attack, the start and the momentum by default.
+_ITERATED = {"bim": (False, None), "pgd": (False, None), "madry": (True, None), "mim": (False, 1.0)}
 _ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
 
 
-class _CleverhansAttack(Attack):
+class _Cleverhans(Attack):
     """What the attacks of cleverhans share: they run eagerly, on one compiled model."""
 
     runs_in_graph = False
+    #: Where cleverhans has it: the module, and the function or class in it.
+    source = ("projected_gradient_descent", "projected_gradient_descent")
+    #: Settings of our attack that cleverhans does not have, with the only value that they take.
+    fixed: dict[str, Any] = {"keep": "last"}
 
     def __init__(self, threat: ThreatModel, *, keep: str = "last", **kwargs) -> None:
         super().__init__(threat, keep=keep, **kwargs)
-        if keep != "last":
-            raise ValueError(
-                f"cleverhans returns its last iterate; expected keep='last'; received keep={keep!r}"
-            )
+        self.has_targeted_form = False
+        self._check_fixed(self.fixed)
+        self._attack = _imported(*self.source)
         self._compiled_logits: tuple[Any, Any] = (None, None)
+
+    def _check_fixed(self, fixed: dict[str, Any]) -> None:
+        for name, value in fixed.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"In cleverhans, {self.name} has only one {name}; expected {name}={value!r}; "
+                    f"received {name}={getattr(self, name)!r}"
+                )
 
     def check_model(self, model, images, labels) -> None:
         super().check_model(model, images, labels)
@@ -64,25 +67,10 @@ class _CleverhansAttack(Attack):
         return self._compiled_logits[1]
 
 
-@keras.saving.register_keras_serializable(package="he_keras")
-class CleverhansFGSM(_CleverhansAttack):
-    """`fast_gradient_method` of cleverhans: one step of length epsilon.
+class _GradientAttack(_Cleverhans, ProjectedGradient):
+    fixed = {"keep": "last", "loss": "ce", "margin": 0.0, "eot_samples": 1}
 
-    Args:
-        threat: the threat model.
-        **kwargs: see `Attack`.
-    """
-
-    num_steps = 1
-    #: The loss that is increased, as for `ProjectedGradient`.
-    loss = "ce"
-    _function = "fast_gradient_method"
-
-    def __init__(self, threat: ThreatModel, name: str = "cleverhans:fgsm", **kwargs) -> None:
-        super().__init__(threat, name=name, **kwargs)
-        self._attack = _imported(self._function)
-
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs cleverhans on one batch."""
         low, high = self.threat.bounds
         x_adv = self._attack(
@@ -104,16 +92,32 @@ class CleverhansFGSM(_CleverhansAttack):
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class CleverhansIterated(CleverhansFGSM):
-    """One of the iterated gradient attacks of cleverhans.
+class CleverhansFGSM(_GradientAttack, FGSM):
+    """`fast_gradient_method` of cleverhans: one step of length epsilon.
+
+    Args:
+        threat: the threat model.
+        **kwargs: see `Attack`.
+    """
+
+    source = ("fast_gradient_method", "fast_gradient_method")
+
+    def __init__(self, threat: ThreatModel, name: str = "cleverhans:fgsm", **kwargs) -> None:
+        super().__init__(threat, name=name, **kwargs)
+        self._check_fixed({"num_steps": 1, "step_size": threat.epsilon, "random_start": False})
+
+
+@keras.saving.register_keras_serializable(package="he_keras")
+class CleverhansIterated(_GradientAttack):
+    """`projected_gradient_descent` or `momentum_iterative_method` of cleverhans.
 
     Args:
         threat: the threat model, linf or l2.
         attack: "bim", "pgd", "madry" or "mim".
         num_steps: number of steps.
         step_size: length of a step; default 2.5 * epsilon / num_steps, at most epsilon.
-        random_start: of "pgd" and "madry": False starts at the image, True draws uniformly from the
-            ball, a number is the radius of the start. Default: only "madry" starts at random.
+        random_start: False starts at the image, True draws uniformly from the ball, a number is the
+            radius of the start. By default only "madry" starts at random; "mim" never does.
         decay: momentum of "mim"; default 1.
         **kwargs: see `Attack`.
     """
@@ -132,93 +136,57 @@ class CleverhansIterated(CleverhansFGSM):
         **kwargs,
     ) -> None:
         check_choice("attack", attack, _ITERATED)
-        self._function, own = _ITERATED[attack]
-        super().__init__(threat, name=name, **kwargs)
-        check_positive_integer("num_steps", num_steps)
+        if attack == "mim":
+            self.source = ("momentum_iterative_method", "momentum_iterative_method")
+        start, momentum = _ITERATED[attack]
+        super().__init__(
+            threat,
+            num_steps=num_steps,
+            step_size=step_size,
+            random_start=start if random_start is None else checked_start(random_start, False),
+            decay=momentum if decay is None else decay,
+            name=name,
+            **kwargs,
+        )
         self.attack = attack
-        self.num_steps = int(num_steps)
-        self.step_size = min(2.5 * threat.epsilon / num_steps, threat.epsilon)
-        if step_size is not None:
-            self.step_size = parse_epsilon(step_size)
-        if not 0 < self.step_size <= threat.epsilon:
+        if step_size is None:
+            self.step_size = min(self.step_size, threat.epsilon)
+        if self.step_size > threat.epsilon:
             raise ValueError(
-                "cleverhans takes no step longer than epsilon; expected 0 < step_size <= "
+                "cleverhans takes no step longer than epsilon; expected step_size <= "
                 f"{threat.epsilon}; received step_size={step_size!r}"
             )
-        for option, value in (("random_start", random_start), ("decay", decay)):
-            if option != own and value is not None and value is not False:
-                raise ValueError(
-                    f"cleverhans's {attack} has no {option}; expected {option}=None; "
-                    f"received {option}={value!r}"
-                )
-        start: Any = attack == "madry" if random_start is None else random_start
-        start = checked_start(start, allows_gaussian=False)
-        if attack == "madry" and start is False:
-            raise ValueError(
-                "cleverhans's madry starts at random; expected random_start=True or a radius; "
-                f"received random_start={random_start!r}"
-            )
-        self.random_start = start
-        if attack == "mim":
-            decay = 1.0 if decay is None else decay
-            check_number("decay", decay, 0.0)
-        self.decay = decay
+        self._check_fixed({"random_start": False} if attack == "mim" else {"decay": None})
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"eps_iter": self.step_size, "nb_iter": self.num_steps}
-        if self.decay is not None:
-            settings["decay_factor"] = self.decay
-        if self.attack == "pgd":
-            settings["rand_init"] = self.random_start is not False
-        if self.random_start is not False:
-            radius = self.threat.epsilon if self.random_start is True else self.random_start
-            settings["rand_minmax"] = radius
-        return settings
+        if self.attack == "mim":
+            return {**settings, "decay_factor": self.decay}
+        radius = self.threat.epsilon if self.random_start is True else self.random_start
+        return {**settings, "rand_init": self.random_start is not False, "rand_minmax": radius}
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
-class CleverhansCWL2(_CleverhansAttack):
+class CleverhansCWL2(_Cleverhans, CarliniWagnerL2):
     """`CarliniWagnerL2` of cleverhans, one image at a time: slow.
 
     Args:
         threat: the threat model, l2; epsilon only decides what counts as broken.
         num_steps: most steps for each value of the trade-off.
-        binary_search_steps: values of the trade-off that are tried.
-        initial_const: the first of them.
-        learning_rate: of its Adam.
-        stop_when_broken: has no influence: cleverhans searches to the end.
-        **kwargs: see `Attack`.
+        **kwargs: see `CarliniWagnerL2`. By default cleverhans's: 5 for `binary_search_steps`, 0.01
+            for `initial_const`, 0.005 for `learning_rate`, and `abort_early`. It always searches to
+            the end, whatever `stop_when_broken` says.
     """
 
-    norms = ("l2",)
-    minimum_norm = True
     runs_inside_graphs = False
+    source = ("carlini_wagner_l2", "CarliniWagnerL2")
 
-    def __init__(
-        self,
-        threat: ThreatModel,
-        num_steps: int = 1000,
-        binary_search_steps: int = 5,
-        initial_const: float = 0.01,
-        learning_rate: float = 0.005,
-        stop_when_broken: bool = False,
-        name: str = "cleverhans:cw-l2",
-        **kwargs,
-    ) -> None:
-        super().__init__(threat, stop_when_broken=stop_when_broken, name=name, **kwargs)
-        check_positive_integer("num_steps", num_steps)
-        check_positive_integer("binary_search_steps", binary_search_steps)
-        self.num_steps = int(num_steps)
-        self.binary_search_steps = int(binary_search_steps)
-        self.initial_const = positive_number("initial_const", initial_const)
-        self.learning_rate = positive_number("learning_rate", learning_rate)
-        self._attack = _imported("carlini_wagner_l2", "CarliniWagnerL2")
+    def __init__(self, threat: ThreatModel, num_steps: int = 1000, **kwargs) -> None:
+        search = {"binary_search_steps": 5, "initial_const": 0.01, "learning_rate": 0.005}
+        defaults = {**search, "abort_early": True, "name": "cleverhans:cw-l2"}
+        super().__init__(threat, num_steps=num_steps, **{**defaults, **kwargs})
 
-    def passes_of_run(self, num_classes: int) -> int:
-        """Returns the passes of one run of an image that holds to the end, see `Attack`."""
-        return 2 * self.num_steps * self.binary_search_steps + 1
-
-    def run(self, victim: Victim, images, labels, seeds) -> Crafted:
+    def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs cleverhans on each image."""
         if images.shape.rank != 4:
             raise ValueError(
@@ -233,6 +201,8 @@ class CleverhansCWL2(_CleverhansAttack):
             clip_max=high,
             binary_search_steps=self.binary_search_steps,
             max_iterations=self.num_steps,
+            abort_early=self.abort_early,
+            confidence=self.confidence,
             initial_const=self.initial_const,
         )
         found, steps = [], []
@@ -265,6 +235,13 @@ class _Adam:
         self.adam.apply_gradients(gradients)
 
 
+_ATTACKS = {
+    "fgsm": Entry(CleverhansFGSM, None, None),
+    "cw-l2": Entry(CleverhansCWL2, "num_steps", None),
+    **dict.fromkeys(_ITERATED, Entry(CleverhansIterated, "num_steps", None)),
+}
+
+
 @register("cleverhans", argument="attack")
 def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
     """Builds the attack of cleverhans that has this name; a number sets `num_steps`: "pgd-20".
@@ -287,33 +264,25 @@ def Cleverhans(threat: ThreatModel, attack: str, **options) -> Attack:
         >>> he.attacks.get("cleverhans:pgd-20", he.ThreatModel()).num_steps
         20
     """
-    base, _, number = attack.lower().rpartition("-")
-    if not number.isdigit():
-        base = attack.lower()
-    elif options.setdefault("num_steps", int(number)) != int(number):
+    base = attack.lower().partition("-")[0]
+    if base == "spsa":
         raise ValueError(
-            "num_steps is given twice; expected it in the name or as an option; received "
-            f"attack={attack!r} and num_steps={options['num_steps']!r}"
+            'cleverhans\'s SPSA fails with Keras 3; expected "spsa-K" of this package; received '
+            f"attack={attack!r}"
         )
+    entry, given = look_up(attack, _ATTACKS, "attack of cleverhans")
     if base in _ITERATED:
-        return CleverhansIterated(threat, base, **options)
-    if base == "fgsm" and "num_steps" not in options:
-        return CleverhansFGSM(threat, **options)
-    if base == "cw-l2":
-        return CleverhansCWL2(threat, **options)
-    spsa = ' and "spsa-K" of this package (its own fails with Keras 3)' if base == "spsa" else ""
-    raise ValueError(
-        f"Unknown attack of cleverhans; expected one of {', '.join(ATTACKS)}, with -K for "
-        f"num_steps (not fgsm){spsa}; received attack={attack!r}"
-    )
+        given = {**given, "attack": base}
+    options = with_given(attack, given, options)
+    check_attack_options(f"cleverhans:{attack}", entry.factory, options)
+    return entry.factory(threat, **options)
 
 
-def _imported(module: str, function: str | None = None):
+def _imported(module: str, name: str):
     try:
-        found = importlib.import_module(f"cleverhans.tf2.attacks.{module}")
+        return getattr(importlib.import_module(f"cleverhans.tf2.attacks.{module}"), name)
     except ImportError as error:
         raise ValueError(
             "cleverhans is missing; expected `pip install cleverhans==4.0.0` to have been run; "
             f"received {error}"
         ) from error
-    return getattr(found, function or module)

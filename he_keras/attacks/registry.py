@@ -1,7 +1,7 @@
 """Names of attacks: "pgd-20" is the attack registered as "pgd" with its budget set to 20."""
 
 from he_keras.arguments import check_options, check_takes
-from he_keras.attacks.attack_names import Entry, look_up, patterns
+from he_keras.attacks.attack_names import Entry, look_up, patterns, with_given
 from he_keras.attacks.framework.attack import Attack
 from he_keras.configurable import check_built, constructor_arguments
 from he_keras.registry import Registry
@@ -51,16 +51,10 @@ def check_name(attack: str) -> None:
 def get(attack: str, threat: ThreatModel, **options) -> Attack:
     """Builds an attack by name, for example `get("pgd-20", threat, step_size=0.003)`."""
     entry, given = look_up(str(attack), _ENTRIES)
-    for argument, value in given.items():
-        if options.get(argument, value) != value:
-            raise ValueError(
-                f"{argument} is given twice; expected it in the name or as an option; "
-                f"received {attack!r} and {argument}={options[argument]!r}"
-            )
     name = str(attack) if entry.argument else str(attack).lower()
-    options = {"name": name, **options, **given}
+    options = with_given(attack, given, {"name": name, **options})
     if isinstance(entry.factory, type):
-        _check_options(attack, entry.factory, options)
+        check_attack_options(attack, entry.factory, options)
     else:
         check_takes(entry.factory, entry.factory.__name__, "threat", **options)
     built = entry.factory(threat, **options)
@@ -68,7 +62,8 @@ def get(attack: str, threat: ThreatModel, **options) -> Attack:
     return built
 
 
-def _check_options(attack: str, kind: type[Attack], options: dict) -> None:
+def check_attack_options(attack: str, kind: type[Attack], options: dict) -> None:
+    """Raises an error unless an attack's class takes these options."""
     valid = [each for each in constructor_arguments(kind) if each != "threat"]
     if "name" not in valid:
         raise TypeError(

@@ -20,7 +20,7 @@ import pathlib
 from typing import Any
 
 from he_keras.arguments import check_choice, check_flag
-from he_keras.attacks import Attack, Victim, get
+from he_keras.attacks import FGSM, Attack, Victim, get
 from he_keras.attacks.framework.agreement import standing_still
 from he_keras.attacks.framework.ensemble import parts
 from he_keras.evaluation.checks import epsilon_curve, preflight, sanity_checks
@@ -442,7 +442,7 @@ def resolve_attacks(attacks, threat: ThreatModel, **options) -> list[Attack]:
             resolved.append(attack)
             continue
         built = get(attack, threat, **options)
-        if step_size is not None and hasattr(built, "step_size") and built.name != "fgsm":
+        if step_size is not None and hasattr(built, "step_size") and not isinstance(built, FGSM):
             built = get(attack, threat, step_size=step_size, **options)
         resolved.append(built)
     if not resolved:

@@ -93,7 +93,7 @@ def test_attacks_that_name_a_file_or_a_library(run, files, tmp_path):
     assert all(name in out for name in chosen)
     pgd, fgsm, run_folder, served = rows
     assert pgd["settings"]["step_size"] == run_folder["settings"]["step_size"] == 0.01
-    assert "step_size" not in fgsm["settings"]
+    assert fgsm["settings"]["step_size"] == 8 / 255
     assert pgd["backward_passes"] > fgsm["backward_passes"] > 0
     # One pass for images that are wrong from the start, two for the others.
     assert run_folder["backward_passes"] == 0 and 1 < run_folder["forward_passes"] <= 2
