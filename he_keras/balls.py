@@ -20,6 +20,8 @@ DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
 #: Keeps a division by the length of a zero vector finite; below every length that float32 resolves
 #: in an image.
 _NORM_FLOOR = 1e-12
+#: AutoAttack's: keeps the step of a gradient of zeros finite.
+_COUNT_FLOOR = 1e-10
 #: Halves an interval to the last bit of float32 and a few more.
 _BISECTION_STEPS = 40
 #: Added to a radius before a division by it: near the smallest normal number of float32, so it
@@ -66,6 +68,23 @@ def steepest_step(gradient, norm: str):
     is_largest = tf.abs(gradient) >= length(gradient, "linf")
     largest = tf.cast(is_largest, gradient.dtype) * tf.sign(gradient)
     return largest / tf.maximum(length(largest, "l1"), 1.0)
+
+
+def sparse_step(gradient, number, step_length):
+    """Returns the step of this l1 length that is equally long in the largest entries of a gradient.
+
+    Args:
+        gradient: the gradient, `(n, ...)`.
+        number: in how many entries to step, `(n,)`. Equally large ones are not told apart.
+        step_length: l1 length of the step, `(n,)`; a gradient of zeros gives no step.
+    """
+    rows = flat(gradient)
+    size = rows.shape[1]
+    rank = tf.clip_by_value(size - number, 0, size - 1)[:, tf.newaxis]
+    smallest = tf.gather(tf.sort(tf.abs(rows), axis=1), rank, batch_dims=1)
+    signs = tf.where(tf.abs(rows) >= smallest, tf.sign(rows), tf.zeros_like(rows))
+    count = tf.reduce_sum(tf.abs(signs), axis=1) + _COUNT_FLOOR
+    return tf.reshape((step_length / count)[:, tf.newaxis] * signs, tf.shape(gradient))
 
 
 def project(perturbation, norm: str, radius):
@@ -162,6 +181,19 @@ def uniform(shape, seed, dtype):
 def uniform_linf(shape, seed, dtype):
     """Draws uniformly from [-1, 1), for `draw_per_seed`."""
     return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, dtype)
+
+
+def start_noise(images, seeds, norm: str, number=0):
+    """Draws the noise whose direction is the start of APGD and FAB: linf uniform, else Gaussian.
+
+    `number` tells several draws of one example apart.
+    """
+    draw = uniform_linf if norm == "linf" else standard_normal
+
+    def sampler(shape, seed, dtype):
+        return draw(shape, tf.random.fold_in(seed, number), dtype)
+
+    return draw_per_seed(sampler, images, seeds)
 
 
 def _uniform_l2(shape, seed, dtype):

@@ -1,7 +1,7 @@
 """APGD: projected ascent that sets its step size itself, for linf, l2 and l1.
 
-The file reads from top to bottom: the attack, the loop from one start, and the two rules by which
-the loop steps (with momentum in linf and l2, with sparse steps in l1).
+The file reads from top to bottom: the attack, its two settings, and the two rules by which it steps
+(with momentum in linf and l2, with sparse steps in l1).
 """
 
 import math
@@ -23,14 +23,13 @@ from he_keras.attacks.framework.result import Best, Crafted, Goal
 from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.balls import draw_per_seed, example_axes, length, standard_normal, uniform_linf
+from he_keras.balls import example_axes, flat, length, sparse_step, start_noise
 from he_keras.configurable import Sealed
 from he_keras.threat import ThreatModel
 
 # Radii of the l1 schedule in epsilons, and the share of the steps that the first two each take.
 _LARGER_EPSILONS = (3.0, 2.0, 1.0)
 _SHARE_OF_LARGER = 0.3
-_START_NOISE = {"linf": uniform_linf, "l2": standard_normal, "l1": standard_normal}
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -99,15 +98,15 @@ class APGD(Attack):
         self.loss = loss
         self.num_steps = int(num_steps)
         check_share("rho", rho)
-        self.rho = float(rho)
-        self.eot_samples = int(eot_samples)
         check_flag("random_start", random_start)
         check_flag("larger_epsilons", larger_epsilons)
+        self.rho = float(rho)
+        self.eot_samples = int(eot_samples)
         self.random_start = random_start
         self.larger_epsilons = larger_epsilons
         self._check_choices()
         self.min_classes = losses.MIN_CLASSES[self.loss]
-        self.ascents = self._build_ascents()
+        self.rules = self._build_rules()
 
     def _check_choices(self) -> None:
         check_choice("loss", self.loss, self.loss_names)
@@ -128,29 +127,20 @@ class APGD(Attack):
                 f"received num_steps={self.num_steps}"
             )
 
-    def _build_ascents(self) -> "tuple[Ascent, ...]":
-        """One ascent, or with `larger_epsilons` three, of which only the last can break."""
+    def _build_rules(self) -> "tuple[MomentumSteps | SparseSteps, ...]":
+        """How to step in the ball, or with `larger_epsilons` in each of three."""
+        if self.threat.norm != "l1":
+            return (MomentumSteps(self.threat, self.num_steps, self.rho),)
         if not self.larger_epsilons:
-            ascent = Ascent(
-                self.threat, self.num_steps, self.rho, self.eot_samples, self.stop_when_broken
-            )
-            return (ascent,)
+            return (SparseSteps(self.threat, self.num_steps),)
         # At least one step is left for epsilon itself.
         larger = min(math.ceil(_SHARE_OF_LARGER * self.num_steps), (self.num_steps - 1) // 2)
         steps = [larger, larger, self.num_steps - 2 * larger]
-        ascents = []
-        for factor, num_steps in zip(_LARGER_EPSILONS, steps, strict=True):
-            is_last = factor == _LARGER_EPSILONS[-1]
-            ascents.append(
-                Ascent(
-                    ThreatModel("l1", factor * self.threat.epsilon, self.threat.bounds),
-                    num_steps,
-                    eot_samples=self.eot_samples,
-                    stop_when_broken=self.stop_when_broken and is_last,
-                    continues=True,
-                )
-            )
-        return tuple(ascents)
+        radii = [factor * self.threat.epsilon for factor in _LARGER_EPSILONS]
+        return tuple(
+            SparseSteps(ThreatModel("l1", radius, self.threat.bounds), num_steps, continues=True)
+            for radius, num_steps in zip(radii, steps, strict=True)
+        )
 
     def passes_of_run(self, num_classes: int) -> int:
         """Returns the passes of one run of an image that holds to the end, see `Attack`."""
@@ -173,11 +163,67 @@ class APGD(Attack):
             skip: mask of examples to leave alone.
         """
         passes = tf.zeros(tf.shape(start)[:1], tf.int32)
-        for ascent in self.ascents:
-            state = ascent.run(victim, self.loss_function, inputs, start, skip)
+        for rule in self.rules:
+            state = self._ascend(victim, rule, inputs, start, skip)
             start, _ = state.best.point
             passes += state.passes
         return state._replace(passes=passes)
+
+    def _ascend(self, victim: Victim, rule, inputs, start, skip) -> "AscentState":
+        """Ascends in the ball of one rule; the last move is not evaluated."""
+
+        def step(index, state, inputs):
+            return self.step(victim, rule, index, state, inputs)
+
+        state = self.initial_state(rule, inputs[0], start, skip)
+        may_end = self._may_break(rule) or skip is not None
+        is_active = (lambda state: ~state.ended) if may_end else None
+        return iterate(step, state, inputs, rule.num_steps + 1, is_active)
+
+    def _may_break(self, rule) -> bool:
+        """Whether an example ends at its first misclassified point: only in the last ball."""
+        return self.stop_when_broken and rule is self.rules[-1]
+
+    def initial_state(self, rule, images, start, skip=None) -> "AscentState":
+        """The state before the start has been evaluated."""
+        start = rule.threat.project(start, images)
+        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
+        nothing = tf.zeros_like(passes, tf.bool)
+        first_step = rule.first_length * rule.threat.epsilon
+        return AscentState(
+            point=start,
+            previous=start,
+            best=Best.before((start, tf.zeros_like(images)), images),
+            adversarial=start,
+            broken=nothing,
+            ended=nothing if skip is None else skip,
+            step_size=tf.fill(tf.shape(passes), tf.constant(first_step, images.dtype)),
+            memory=rule.initial_memory(images, start),
+            passes=passes,
+        )
+
+    def step(self, victim: Victim, rule, index, state: "AscentState", inputs) -> "AscentState":
+        """Evaluates the current point and moves on."""
+        images, goal = inputs[:2]
+        logits, loss, gradient = loss_and_gradient(
+            victim,
+            lambda logits: self.loss_function(logits, *inputs[1:]),
+            state.point,
+            self.eot_samples,
+        )
+        loss, wrong = tf.cast(loss, images.dtype), goal.is_reached(logits)
+        state = state._replace(
+            best=state.best.updated((state.point, gradient), loss, tf.zeros_like(wrong)),
+            adversarial=select_rows(wrong, state.point, state.adversarial),
+            broken=state.broken | wrong,
+            ended=state.ended | wrong if self._may_break(rule) else state.ended,
+            passes=state.passes + self.eot_samples,
+        )
+        memory, step_size, restart = rule.adapt(index, state, loss, images)
+        state = state._replace(memory=memory, step_size=step_size)
+        point, gradient = select_rows(restart, state.best.point, (state.point, gradient))
+        moved = rule.move(index, state, point, gradient, images)
+        return state._replace(point=moved, previous=point)
 
     def loss_function(self, logits, goal: Goal, targets=None):
         """Returns the loss to ascend for each example; only `APGDTargeted` has `targets` here."""
@@ -187,11 +233,7 @@ class APGD(Attack):
         """Draws the start; `number` tells several starts of one example apart."""
         if not self.random_start:
             return images
-
-        def sample(shape, seed, dtype):
-            return _START_NOISE[self.threat.norm](shape, tf.random.fold_in(seed, number), dtype)
-
-        noise = draw_per_seed(sample, images, seeds)
+        noise = start_noise(images, seeds, self.threat.norm, number)
         if self.threat.norm == "l1":
             # The noise itself is projected.
             return images + noise
@@ -268,118 +310,15 @@ class AscentState(NamedTuple):
     passes: Any
 
 
-class Ascent(Sealed):
-    """Ascends a loss inside one ball.
-
-    Every iteration evaluates the point that the one before has moved to. So `num_steps` steps are
-    `num_steps + 1` passes through one and the same traced body.
-
-    Args:
-        threat: the threat model.
-        num_steps: number of steps.
-        rho: see `MomentumSteps`.
-        eot_samples: passes over which the gradient of a randomised model is averaged.
-        stop_when_broken: an example ends at its first misclassified point.
-        continues: see `SparseSteps`.
-    """
-
-    def __init__(
-        self,
-        threat: ThreatModel,
-        num_steps: int,
-        rho: float = 0.75,
-        eot_samples: int = 1,
-        stop_when_broken: bool = True,
-        continues: bool = False,
-    ) -> None:
-        self.threat = threat
-        self.num_steps = num_steps
-        self.eot_samples = eot_samples
-        self.stop_when_broken = stop_when_broken
-        self.rule: Any = (
-            SparseSteps(threat, num_steps, continues)
-            if threat.norm == "l1"
-            else MomentumSteps(threat, num_steps, rho)
-        )
-
-    def run(self, victim: Victim, loss_function, inputs, start, skip=None) -> AscentState:
-        """Returns the final state.
-
-        Args:
-            victim: the classifier.
-            loss_function: function of the logits and of `inputs` after the images.
-            inputs: images, their `Goal`, and whatever else the loss takes for each example.
-            start: the points to start from; they are projected first.
-            skip: mask of examples to leave alone.
-        """
-
-        def step(index, state, inputs):
-            return self.step(victim, loss_function, index, state, inputs)
-
-        state = self.initial_state(inputs[0], start, skip)
-        may_end = self.stop_when_broken or skip is not None
-        is_active = (lambda state: ~state.ended) if may_end else None
-        return iterate(step, state, inputs, self.num_steps + 1, is_active)
-
-    def initial_state(self, images, start, skip=None) -> AscentState:
-        """The state before the start has been evaluated."""
-        start = self.threat.project(start, images)
-        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
-        nothing = tf.zeros_like(passes, tf.bool)
-        first_step = self.rule.first_length * self.threat.epsilon
-        return AscentState(
-            point=start,
-            previous=start,
-            best=Best.before((start, tf.zeros_like(images)), images),
-            adversarial=start,
-            broken=nothing,
-            ended=nothing if skip is None else skip,
-            step_size=tf.fill(tf.shape(passes), tf.constant(first_step, images.dtype)),
-            memory=self.rule.initial_memory(images, start),
-            passes=passes,
-        )
-
-    def step(self, victim: Victim, loss_function, index, state: AscentState, inputs) -> AscentState:
-        """Evaluates the current point and moves on; the last move is not evaluated."""
-        images, goal = inputs[:2]
-        logits, loss, gradient = loss_and_gradient(
-            victim,
-            lambda logits: loss_function(logits, *inputs[1:]),
-            state.point,
-            self.eot_samples,
-        )
-        loss = tf.cast(loss, images.dtype)
-        state = self._record(state, goal.is_reached(logits), loss, gradient)
-        memory, step_size, restart = self.rule.adapt(index, state, loss, images)
-        state = state._replace(memory=memory, step_size=step_size)
-        point, gradient = select_rows(restart, state.best.point, (state.point, gradient))
-        moved = self.rule.move(index, state, point, gradient, images)
-        return state._replace(point=moved, previous=point)
-
-    def _record(self, state: AscentState, wrong, loss, gradient) -> AscentState:
-        return state._replace(
-            best=state.best.updated((state.point, gradient), loss, tf.zeros_like(wrong)),
-            adversarial=select_rows(wrong, state.point, state.adversarial),
-            broken=state.broken | wrong,
-            ended=state.ended | wrong if self.stop_when_broken else state.ended,
-            passes=state.passes + self.eot_samples,
-        )
-
-
 # Shares of the number of steps, Croce & Hein 2020: first period, shortest one, and how much shorter
 # each period is than the one before.
 _FIRST_PERIOD, _SHORTEST_PERIOD, _DECREMENT = 0.22, 0.06, 0.03
 #: Share of the new step; the rest is momentum.
 _NEW_SHARE = 0.75
 
-# Croce & Hein 2021. Shares that decide between neighbouring pixels are fractions, (numerator,
-# denominator), since rounding would decide in their place: pixels of the first step, pixels of a
-# step by those of the perturbation, and when that counts as sparser than at the check before.
+# Croce & Hein 2021.
 _SPARSE_PERIOD = 0.04
-_FIRST_SHARE, _SHARE_OF_CHANGED, _SPARSER = (1, 5), (2, 3), (19, 20)
 _STEP_DIVISOR, _LARGEST_DIVISOR = 1.5, 10.0
-#: AutoAttack's: keeps the step of a gradient of zeros finite.
-_COUNT_FLOOR = 1e-10
 # Changes below this share of epsilon are what rounding leaves of entries that the projection
 # returned to the image. It returns many: after equal steps its threshold is often one of them.
 _UNCHANGED = 1e-6
@@ -398,7 +337,7 @@ class MomentumMemory(NamedTuple):
     checked_loss: Any
 
 
-class MomentumSteps:
+class MomentumSteps(Sealed):
     """Steps of linf and l2: halved where the loss rose too rarely, or where nothing got better.
 
     Args:
@@ -412,6 +351,7 @@ class MomentumSteps:
 
     def __init__(self, threat: ThreatModel, num_steps: int, rho: float) -> None:
         self.threat = threat
+        self.num_steps = num_steps
         self._limits = rise_limits(num_steps, rho)
 
     def initial_memory(self, images, _start) -> MomentumMemory:
@@ -454,13 +394,16 @@ class MomentumSteps:
 
 
 class SparseMemory(NamedTuple):
-    """What the sparse rule remembers: entries to step in, and those changed at the last check."""
+    """What the sparse rule remembers: entries to step in, and those changed at the last check.
+
+    Both are integers: rounding would decide between neighbouring pixels.
+    """
 
     number: Any
     changed: Any
 
 
-class SparseSteps:
+class SparseSteps(Sealed):
     """Steps of l1: along the signs of the largest gradient entries, as sparse as the perturbation.
 
     Args:
@@ -473,27 +416,25 @@ class SparseSteps:
 
     def __init__(self, threat: ThreatModel, num_steps: int, continues: bool = False) -> None:
         self.threat = threat
+        self.num_steps = num_steps
         self.continues = continues
         self._period = max(int(_SPARSE_PERIOD * num_steps), 1)
 
     def initial_memory(self, images, start) -> SparseMemory:
         """Entries to step in, and to compare the first check with."""
-        size = tf.fill(tf.shape(images)[:1], _size_of_example(images))
-        cold = SparseMemory(_share(_FIRST_SHARE, size), size)
+        size = tf.fill(tf.shape(images)[:1], flat(images).shape[1])
+        cold = SparseMemory(number=-(-size // 5), changed=size)
         if not self.continues:
             return cold
-        changed = self._changed_entries(start, images)
-        warm = SparseMemory(_share(_SHARE_OF_CHANGED, changed), changed)
+        warm = self._memory_of(start, images)
         # The image itself says nothing about a useful sparsity.
-        return select_rows(changed > 0, warm, cold)
+        return select_rows(warm.changed > 0, warm, cold)
 
     def adapt(self, index, state, _loss, images):
         """Returns memory, step sizes, and a mask of the examples to take up at their best point."""
         is_check = (index > 0) & (index % self._period == 0)
-        changed = self._changed_entries(state.best.point[0], images)
-        part, whole = _SPARSER
-        sparser = whole * changed < part * state.memory.changed
-        checked = SparseMemory(_share(_SHARE_OF_CHANGED, changed), changed)
+        checked = self._memory_of(state.best.point[0], images)
+        sparser = 20 * checked.changed < 19 * state.memory.changed
         memory = tf.nest.map_structure(
             lambda new, old: tf.where(is_check, new, old), checked, state.memory
         )
@@ -504,21 +445,14 @@ class SparseSteps:
 
     def move(self, _index, state, point, gradient, images):
         """Steps in the entries whose gradient is largest, all by the same amount."""
-        size = _size_of_example(images)
-        magnitude = tf.abs(gradient)
-        ordered = tf.sort(tf.reshape(magnitude, [-1, size]), axis=1)
-        rank = tf.clip_by_value(size - state.memory.number, 0, size - 1)
-        smallest = tf.gather(ordered, rank, batch_dims=1)
-        is_large = magnitude >= mask_like(smallest, images)
-        signs = tf.where(is_large, tf.sign(gradient), tf.zeros_like(gradient))
-        number = tf.reduce_sum(tf.abs(signs), axis=example_axes(images)) + _COUNT_FLOOR
-        step = mask_like(state.step_size / number, images) * signs
+        step = sparse_step(gradient, state.memory.number, state.step_size)
         return self.threat.project(point + step, images)
 
-    def _changed_entries(self, points, images):
-        """Number of entries of each example in which the point differs from the image."""
-        changed = tf.abs(points - images) > _UNCHANGED * self.threat.epsilon
-        return tf.math.count_nonzero(changed, axis=example_axes(images), dtype=tf.int32)
+    def _memory_of(self, points, images) -> SparseMemory:
+        """Two thirds of the entries in which points differ from their images, and all of them."""
+        is_changed = tf.abs(points - images) > _UNCHANGED * self.threat.epsilon
+        changed = tf.math.count_nonzero(is_changed, axis=example_axes(images), dtype=tf.int32)
+        return SparseMemory(number=-(-2 * changed // 3), changed=changed)
 
 
 def rise_limits(num_steps: int, rho: float) -> list[int]:
@@ -539,13 +473,3 @@ def rise_limits(num_steps: int, rho: float) -> list[int]:
         period = max(period - decrement, shortest)
         check += period
     return limits
-
-
-def _share(fraction, count):
-    """The fraction of a count, rounded up."""
-    part, whole = fraction
-    return -(-part * count // whole)
-
-
-def _size_of_example(images):
-    return tf.reduce_prod(tf.shape(images)[1:])

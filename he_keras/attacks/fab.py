@@ -13,7 +13,7 @@ from he_keras.attacks.framework.result import Best, Crafted, Goal, other_classes
 from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
-from he_keras.balls import draw_per_seed, standard_normal, step_to_hyperplane, uniform_linf
+from he_keras.balls import start_noise, step_to_hyperplane
 from he_keras.threat import ThreatModel
 
 #: Shortest way that counts: it keeps the share of two ways of length zero finite.
@@ -198,12 +198,7 @@ class FAB(Attack):
         """The image itself in the first run, a point at half of epsilon in later restarts."""
         if self.num_restarts == 1:
             return images
-
-        def sampler(shape, seed, dtype):
-            draw = uniform_linf if self.threat.norm == "linf" else standard_normal
-            return draw(shape, tf.random.fold_in(seed, number), dtype)
-
-        noise = draw_per_seed(sampler, images, seeds)
+        noise = start_noise(images, seeds, self.threat.norm, number)
         length = mask_like(tf.maximum(self.threat.distance(noise, 0.0), _LENGTH_FLOOR), images)
         noise = noise * (_START_LENGTH * self.threat.epsilon / length)
         is_later = tf.broadcast_to(~self._is_first_run(seeds), tf.shape(images)[:1])

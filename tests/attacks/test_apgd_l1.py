@@ -133,7 +133,7 @@ def by_hand(loss, start, labels, num_steps):
 def test_larger_radii_come_first(num_steps, split):
     images, labels, starts = problem()
     attack = APGD(THREAT, "ce", num_steps, larger_epsilons=True, stop_when_broken=False)
-    assert tuple(each.num_steps for each in attack.ascents) == split
+    assert tuple(each.num_steps for each in attack.rules) == split
     inputs = tf.constant(images), Goal(tf.constant(labels))
     state = attack.search(Victim(NETWORK), inputs, tf.constant(starts))
     expected = by_hand("ce", starts, labels, split)
@@ -147,8 +147,8 @@ def test_larger_radii_come_first(num_steps, split):
 @pytest.mark.parametrize(("num_steps", "split"), [(3, (1, 1, 1)), (4, (1, 1, 2)), (5, (2, 2, 1))])
 def test_every_radius_has_a_step(num_steps, split):
     attack = APGD(THREAT, num_steps=num_steps, larger_epsilons=True)
-    assert tuple(each.num_steps for each in attack.ascents) == split
-    radii = [each.threat.epsilon for each in attack.ascents]
+    assert tuple(each.num_steps for each in attack.rules) == split
+    radii = [each.threat.epsilon for each in attack.rules]
     np.testing.assert_allclose(radii, [3 * EPSILON, 2 * EPSILON, EPSILON])
 
 
@@ -177,7 +177,8 @@ def test_the_random_start_is_projected_gaussian_noise():
     seeds = tf.constant(seeds_of(EXAMPLES))
     noise = attack._start(tf.constant(images), seeds).numpy() - images
     assert abs(noise.mean()) < 0.2 and abs(noise.std() - 1) < 0.15
-    first = attack.ascents[0].initial_state(tf.constant(images), tf.constant(images + noise)).point
+    (rule,), starts = attack.rules, tf.constant(images + noise)
+    first = attack.initial_state(rule, tf.constant(images), starts).point
     distance = np.abs(first - images).reshape(EXAMPLES, -1).sum(axis=1)
     np.testing.assert_allclose(distance, EPSILON, rtol=1e-9)
 

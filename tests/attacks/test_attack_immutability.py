@@ -98,5 +98,5 @@ def test_a_threat_model_does_not_change():
 def test_the_parts_of_an_attack_do_not_change_either():
     """`get_config` would not have shown it."""
     attack = attacks.get("apgd-ce-5", THREAT)
-    with pytest.raises(AttributeError, match="Ascent does not change"):
-        attack.ascents[0].num_steps = 50
+    with pytest.raises(AttributeError, match="MomentumSteps does not change"):
+        attack.rules[0].num_steps = 50

@@ -165,14 +165,14 @@ def sparse_step(gradient, density, eta):
 
 def trace(attack, model, inputs, start):
     """Runs the attack's own step one by one; returns what `apgd` records, for all examples."""
-    victim, loss_function = Victim(model), attack.loss_function
-    (ascent,) = attack.ascents
+    victim = Victim(model)
+    (rule,) = attack.rules
 
     images, labels, *others = inputs
     inputs = images, Goal(labels), *others
-    states = [ascent.initial_state(images, tf.convert_to_tensor(start))]
-    for index in range(ascent.num_steps + 1):
-        states.append(ascent.step(victim, loss_function, tf.constant(index), states[-1], inputs))
+    states = [attack.initial_state(rule, images, tf.convert_to_tensor(start))]
+    for index in range(rule.num_steps + 1):
+        states.append(attack.step(victim, rule, tf.constant(index), states[-1], inputs))
     return {
         "points": np.stack([state.point.numpy() for state in states[:-1]]),
         "eta": np.stack([state.step_size.numpy() for state in states[1:-1]]),

@@ -231,9 +231,9 @@ FAULTS = [
     ),
     (
         "APGD's targets share one start",
-        "attacks/apgd.py",
-        "return _START_NOISE[self.threat.norm](shape, tf.random.fold_in(seed, number), dtype)",
-        "return _START_NOISE[self.threat.norm](shape, tf.random.fold_in(seed, 0 * number), dtype)",
+        "balls.py",
+        "return draw(shape, tf.random.fold_in(seed, number), dtype)",
+        "return draw(shape, tf.random.fold_in(seed, 0 * number), dtype)",
         "tests/attacks/test_attacks_closed_form.py::test_starts_of_apgd_lie_on_the_sphere",
     ),
 ]
