@@ -112,7 +112,7 @@ class Search:
                 run_folder.prepare(self.folder, self.plain, to_plain(default_config()))
         self.tuner = search.make_tuner(
             settings,
-            search.make_hypermodel(self.space, self._build_model, self._run_trial),
+            search.make_hypermodel(self.space, self._build_model, self.run_trial),
             self.folder,
             config.seed,
             config.train.epochs,
@@ -184,7 +184,7 @@ class Search:
     def _build_model(self, values: Mapping[str, float]):
         return build_model(with_values(self.config, values), self.steps)
 
-    def _run_trial(self, values: Mapping[str, float], folder: pathlib.Path, epochs: int) -> dict:
+    def run_trial(self, values: Mapping[str, float], folder: pathlib.Path, epochs: int) -> dict:
         """Trains a point, resumes what is in its folder, and scores the last model."""
         name = f"{folder.parent.name}: {_listed(values)}"
         self.announce(f"{name}, {epochs} epoch{'s' * (epochs > 1)}")

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 from analysis_subjects import linear_model, subject
+from own_names import forget
 
 from he_keras import analysis
-from he_keras.analysis import registry
 from he_keras.analysis.analysis import option_defaults, plain
 
 FOLDER = pathlib.Path(analysis.__file__).parent
@@ -18,9 +18,8 @@ IMAGES, LABELS = [[0.2, 0.4], [0.6, 0.8]], [0, 1]
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    """A small analysis in a registry of its own."""
-    monkeypatch.setattr(registry, "_ANALYSES", registry._ANALYSES.copy())
+def registered():
+    """A small analysis, whose name is forgotten afterwards."""
 
     @analysis.register("sizes")
     class Sizes(analysis.Analysis):
@@ -36,7 +35,8 @@ def registered(monkeypatch):
         def draw(self, numbers, figure):
             figure.subplots().plot(np.array(next(iter(numbers.values())), float))
 
-    return Sizes
+    yield Sizes
+    forget("sizes")
 
 
 def one(name="mine"):

@@ -4,12 +4,13 @@ import keras
 import model_zoo
 import numpy as np
 import pytest
+import small_limits
 import tensorflow as tf
 
 import he_keras as he
 from he_keras.attacks import Victim
 from he_keras.attacks.framework.agreement import agreed, probe, standing_still
-from he_keras.cpu import folded_network, functions
+from he_keras.cpu import folded_network
 from he_keras.cpu.comparison import is_trusted
 from he_keras.precision import difference_by_rounding, largest_difference
 
@@ -75,7 +76,7 @@ class Coupled(keras.layers.Layer):
 
 
 def test_halves_of_a_batch_are_not_taken_where_they_matter(monkeypatch):
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
+    small_limits.take_every_trick(monkeypatch)
     layers = [keras.layers.Flatten(), keras.layers.Dense(4)]
     alone = keras.Sequential([keras.Input(model_zoo.SHAPE), *layers])
     images = model_zoo.images().numpy()
@@ -91,7 +92,7 @@ class Noisy(keras.layers.Layer):
 
 
 def test_a_random_model_is_another_checks_business(monkeypatch):
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
+    small_limits.take_every_trick(monkeypatch)
     model = keras.Sequential([keras.Input(model_zoo.SHAPE), Noisy(), keras.layers.Flatten()])
     victim, warnings = agreed(model, model_zoo.images().numpy())
     assert victim.for_many_passes() is victim and warnings == ()

@@ -232,7 +232,7 @@ def test_never_weaker_than_its_start(case):
         pytest.skip("starts in its own way")
     right = ~case.clean_wrong()
     images, labels = tf.constant(case.images), tf.constant(case.labels)
-    start = attack._start(images, seeds_of(EXAMPLES))
+    start = attack.threat.start(attack.random_start, images, seeds_of(EXAMPLES))
     victim = Victim(case.model)
     margin = victim.head_margin() if attack.margin == "model" else 0.0
     clean = victim.logits(images)

@@ -15,7 +15,6 @@ import he_keras as he
 from he_keras.attacks import APGD, FAB, Square, Victim
 from he_keras.attacks.fab import _nothing_found
 from he_keras.attacks.framework.result import Goal
-from he_keras.attacks.square import Draws
 
 NETWORK = TanhNetwork()
 THREATS = {
@@ -101,12 +100,9 @@ def test_fab_step_by_step(norm, settings):
 @pytest.mark.parametrize(("norm", "epsilon", "side"), [("linf", 0.1, 10), ("l2", 0.4, 11)])
 def test_square_query_by_query(norm, epsilon, side):
     network, images, labels = query_references.problem((side, side, 3), count=3)
-    attack, random = Square(he.ThreatModel(norm, epsilon), 24), np.random.default_rng(1)
-    windows = attack._windows(tf.constant(images))
-    draws = Draws(
-        random.uniform(size=(3, *windows.start_shape)).astype(np.float32),
-        random.uniform(size=(3, 24, windows.numbers_per_query)).astype(np.float32),
-    )
+    attack = Square(he.ThreatModel(norm, epsilon), 24)
+    windows = query_references.windows_of(attack, images)
+    draws = query_references.random_draws(attack, images, np.random.default_rng(1))
     victim, batch, classes = Victim(network), tf.constant(images), labels.astype(np.int32)
     start = windows.start(batch, tf.constant(draws.start))
     goal = Goal(tf.constant(classes))

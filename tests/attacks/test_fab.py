@@ -139,11 +139,11 @@ def test_restarts_begin_at_half_of_epsilon(norm):
     x = images(5)
     threat = he.ThreatModel(norm, 0.02, bounds=(-1, 2))
     attack, batch = FAB(threat, num_restarts=3), tf.constant(x)
-    np.testing.assert_array_equal(attack._start(batch, seeds_of(5), 0), x)
-    starts = [
+    unmoved, *starts = [
         attack._start(batch, seeds_of(5, restart), number).numpy()
-        for restart, number in ((1, 0), (1, 1), (2, 0))
+        for restart, number in ((0, 0), (1, 0), (1, 1), (2, 0))
     ]
+    np.testing.assert_array_equal(unmoved, x)
     for start in starts:
         np.testing.assert_allclose(threat.distance(start, x), 0.01, rtol=1e-4)
     # Another restart and another target start elsewhere.

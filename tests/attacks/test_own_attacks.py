@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_names import forget
 
 import he_keras as he
 from he_keras import attacks
@@ -86,8 +87,8 @@ def test_wrong_numbers_in_the_result_are_one_sentence(run, part):
         ),
     ],
 )
-def test_what_is_no_attack_is_told_when_it_is_built(monkeypatch, part, wanted):
-    monkeypatch.setattr(attacks.registry, "_ENTRIES", attacks.registry._ENTRIES.copy())
+def test_what_is_no_attack_is_told_when_it_is_built(request, part, wanted):
+    request.addfinalizer(lambda: forget("mine"))
     attacks.register("mine")(part)
     with pytest.raises(TypeError, match=wanted):
         attacks.get("mine", THREAT)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import query_references
 import tensorflow as tf
-from query_references import problem
+from query_references import problem, random_draws, windows_of
 
 import he_keras as he
 from he_keras.attacks import Victim
@@ -42,11 +42,7 @@ def test_every_query_is_that_of_the_numpy_version(norm, shape, loss):
     labels[0] = (labels[0] + 1) % 4
     attack = Square(threat(norm), 60, loss=loss)
     random = np.random.default_rng(1)
-    windows = attack._windows(tf.constant(images))
-    draws = Draws(
-        random.uniform(size=(len(images), *windows.start_shape)).astype(np.float32),
-        random.uniform(size=(len(images), 60, windows.numbers_per_query)).astype(np.float32),
-    )
+    draws = random_draws(attack, images, random)
     x_adv, passes = run_with(attack, network, images, labels, draws)
     accepted = []
     for each in range(len(images)):
@@ -108,18 +104,18 @@ def test_a_broken_point_is_taken_even_if_its_cross_entropy_is_lower():
 
 
 def test_sides_of_the_windows():
-    image = tf.zeros([1, 32, 32, 3])
-    sides = Square(he.ThreatModel(), 5000)._windows(image).sides
+    image = np.zeros([1, 32, 32, 3])
+    sides = windows_of(Square(he.ThreatModel(), 5000), image).sides
     expected = [29, 20, 14, 10, 7, 5, 4, 3]
     lengths = [11, 40, 150, 300, 500, 1000, 2000, 999]
     np.testing.assert_array_equal(sides, np.repeat(expected, lengths))
-    rescaled = Square(he.ThreatModel(), 500, rescale_schedule=True)._windows(image).sides
+    rescaled = windows_of(Square(he.ThreatModel(), 500, rescale_schedule=True), image).sides
     # Query 1 stands for query 20 of 10000.
     assert rescaled[[0, 1, 2, 3]].tolist() == [29, 20, 20, 14]
     assert rescaled[-1] == 1
-    small = Square(he.ThreatModel(), 100, initial_fraction=0.1)._windows(image).sides
+    small = windows_of(Square(he.ThreatModel(), 100, initial_fraction=0.1), image).sides
     assert small[0] == 10
-    odd = Square(he.ThreatModel("l2", 1.0), 5000)._windows(image).sides
+    odd = windows_of(Square(he.ThreatModel("l2", 1.0), 5000), image).sides
     assert list(dict.fromkeys(odd.tolist())) == [29, 21, 15, 11, 7, 5, 3]
 
 

@@ -9,7 +9,24 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from he_keras.attacks.square import Draws
+
 CLASSES = 4
+
+
+def windows_of(attack, images):
+    """The windows of a Square attack on such images."""
+    return attack._windows(tf.constant(images))
+
+
+def random_draws(attack, images, random):
+    """Numbers from [0, 1) for a Square attack: for its start, and for its queries."""
+    windows = windows_of(attack, images)
+    queries = attack.num_queries, windows.numbers_per_query
+    shapes = windows.start_shape, queries
+    return Draws(
+        *(random.uniform(size=(len(images), *shape)).astype("float32") for shape in shapes)
+    )
 
 
 def margin(logits, label):

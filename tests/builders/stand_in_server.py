@@ -8,7 +8,6 @@ import threading
 import requests
 import tensorflow as tf
 
-from he_keras.serving import server as serving_server
 from he_keras.serving.application import Application
 from he_keras.serving.batching import Batcher
 from he_keras.serving.metrics import Metrics
@@ -77,7 +76,8 @@ class Running:
     def __init__(self, **limits):
         self.settings = ServingSettings(**{"batch_timeout_ms": 0, **limits})
         self.model, self.metrics = OneModel(), Metrics()
-        self.listener = serving_server._bound_socket("127.0.0.1", 0)
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         is_listening = threading.Event()

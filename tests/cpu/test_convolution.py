@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import small_limits
 import tensorflow as tf
 
 import he_keras as he
@@ -17,8 +18,7 @@ TOLERANCES = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
 
 @pytest.fixture(autouse=True)
 def any_kernel_is_large(monkeypatch):
-    monkeypatch.setattr(operations, "_LARGE_KERNEL", 1)
-    monkeypatch.setattr(operations, "_LARGE_GRADIENT", 1)
+    small_limits.take_every_trick(monkeypatch)
 
 
 def arrays(size, kernel_size, channels=(3, 5), count=2):
@@ -122,10 +122,10 @@ def test_which_convolutions_are_small(change, is_small):
 
 
 def test_small_kernels_are_left_to_tensorflow(monkeypatch):
-    settings = (4, 4), (3, 3, 9, 9), (1, 1), "same"
-    monkeypatch.setattr(operations, "_LARGE_KERNEL", 82)
-    assert not operations.has_product_values(*settings)
-    monkeypatch.setattr(operations, "_LARGE_KERNEL", 81)
+    # The true limits.
+    monkeypatch.undo()
+    settings = (4, 4), (3, 3, 256, 256), (1, 1), "same"
+    assert not operations.has_product_values((4, 4), (3, 3, 256, 255), (1, 1), "same")
     assert operations.has_product_values(*settings)
     with cpu.disabled("matrix_products"):
         assert not operations.has_product_values(*settings)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import small_limits
 import tensorflow as tf
 
 from he_keras import cpu
@@ -19,8 +20,7 @@ def model():
 
 @pytest.fixture(autouse=True)
 def any_network_is_worth_it(monkeypatch):
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(functions.os, "cpu_count", lambda: 2)
+    small_limits.take_every_trick(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -76,8 +76,13 @@ def test_only_networks_of_some_size_alone_on_several_cores_are_worth_it(model, m
     assert not functions.is_worthwhile(lambda images: images)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         assert functions.is_worthwhile(model)
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 100)
-    assert not functions.is_worthwhile(model)
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
     monkeypatch.setattr(functions.os, "cpu_count", lambda: 1)
     assert not functions.is_worthwhile(model)
+    # The true limits.
+    monkeypatch.undo()
+    monkeypatch.setattr(functions.os, "cpu_count", lambda: 2)
+    widths = {249: False, 250: True}
+    for width, is_large in widths.items():
+        dense = keras.layers.Dense(width, use_bias=False)
+        network = keras.Sequential([keras.Input((400,)), dense])
+        assert functions.is_worthwhile(network) == is_large

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import registered_attacks
+import small_limits
 import tensorflow as tf
 
 import he_keras as he
 from he_keras import cpu
-from he_keras.cpu import functions, operations
 
 #: oneDNN was seen to corrupt memory in strided 1x1 convolutions of fewer than 16 channels.
 WIDTHS = (16, 32)
@@ -48,10 +48,7 @@ FAST_ATTACKS = ("pgd-K",)
 
 @pytest.fixture(autouse=True)
 def every_trick_is_taken(monkeypatch):
-    monkeypatch.setattr(operations, "_LARGE_KERNEL", 1)
-    monkeypatch.setattr(operations, "_LARGE_GRADIENT", 1)
-    monkeypatch.setattr(functions, "_FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(functions.os, "cpu_count", lambda: 2)
+    small_limits.take_every_trick(monkeypatch)
 
 
 def both_ways(run):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from evaluation_program import when_written
 
 import he_keras as he
 from he_keras.evaluation.run import facts, identity, journal
@@ -120,10 +121,11 @@ def test_a_scale_that_is_edited_in_place_is_refused(of_a_model):
     assert refused(model, of_a_model[1]) == "head scale: 1 -> 500"
 
 
-def test_the_same_model_built_again_goes_on(of_a_model, monkeypatch):
+def test_the_same_model_built_again_goes_on(of_a_model):
     report, folder = of_a_model
-    monkeypatch.setattr(he.evaluation.robustness.AttackRuns, "_attack_batch", None)
+    written = when_written(folder / "adversarial")
     assert evaluate(classifier(), folder).worst_case == report.worst_case
+    assert when_written(folder / "adversarial") == written != {}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 import evaluation_program as program
 import numpy as np
 import pytest
+import small_limits
 from forked_programs import Program, run_script
 
 import he_keras as he
@@ -29,7 +30,7 @@ def whole(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("he_keras.evaluation.robustness._BLOCK_SIZE", program.BLOCK_SIZE)
+        small_limits.set_block_size(patch, program.BLOCK_SIZE)
         yield
 
 

@@ -189,7 +189,7 @@ def test_panel_and_checks_are_chosen_apart(cosine, monkeypatch, checks, panel):
 
 
 def test_a_panel_without_a_cosine_head_is_refused_before_any_attack(monkeypatch):
-    monkeypatch.setattr(robustness, "_evaluate", lambda plan: pytest.fail("worked"))
+    monkeypatch.setattr(robustness, "classify", lambda *_: pytest.fail("worked"))
     with pytest.raises(ValueError, match="expected a model with a CosineHead"):
         evaluate(checks=False, panel=True)
 

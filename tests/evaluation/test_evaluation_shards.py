@@ -8,6 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import small_limits
 import tensorflow as tf
 
 import he_keras as he
@@ -333,7 +334,7 @@ def test_records_of_other_examples_are_not_taken_for_these(recorded):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_evaluation(tmp_path, monkeypatch):
     """200 images of 48 KiB, of which a block holds 10; the model is known by 64 probes."""
-    monkeypatch.setattr(robustness, "_BLOCK_SIZE", 10)
+    small_limits.set_block_size(monkeypatch, 10)
     side, count = 64, 200
 
     def bright(images):

@@ -66,7 +66,7 @@ def test_a_training_leaves_its_folder_when_it_ends(tmp_path):
 
 def test_two_searches_share_no_folder_and_workers_may(tmp_path, monkeypatch):
     prepared = Search(linear_config(), SETTINGS, tmp_path)
-    monkeypatch.setattr(prepared, "_run", dict)
+    monkeypatch.setattr(Search, "is_complete", True)
     with run_folder.held(tmp_path, "searches"):
         for refused in (prepared.run, lambda: Search(linear_config(), SETTINGS, tmp_path)):
             with pytest.raises(ValueError, match="Another process searches into this folder"):
@@ -236,10 +236,11 @@ def test_a_full_disk_says_which_checkpoint_there_is(tmp_path, monkeypatch, capfd
 
 
 @pytest.fixture
-def quickstart():
+def set_aside():
+    """What the quickstart does before it trains."""
     before = set(flags.FLAGS)
     sys.modules.pop("he_keras.programs.quickstart", None)
-    yield importlib.import_module("he_keras.programs.quickstart")
+    yield importlib.import_module("he_keras.programs.quickstart")._set_aside
     # Every program has an --output_dir of its own.
     for name in set(flags.FLAGS) - before:
         delattr(flags.FLAGS, name)
@@ -259,7 +260,7 @@ def found(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
 
-def test_the_quickstart_deletes_and_overwrites_nothing(quickstart, tmp_path):
+def test_the_quickstart_deletes_and_overwrites_nothing(set_aside, tmp_path):
     """Not even what somebody else put into its folders."""
     for head in ("linear", "he"):
         write(tmp_path / head, f"quickstart_{head}", "model.keras", "evaluation/notes.txt")
@@ -268,16 +269,16 @@ def test_the_quickstart_deletes_and_overwrites_nothing(quickstart, tmp_path):
         (tmp_path / name).write_text("content")
     (tmp_path / "earlier-1").mkdir()
     before = found(tmp_path)
-    quickstart._set_aside(tmp_path)
+    set_aside(tmp_path)
     stay = {name for name in before if name.startswith(("mine", "serving"))}
     moved = {name if name in stay else f"earlier-2/{name}": before[name] for name in before}
     assert found(tmp_path) == moved
-    quickstart._set_aside(tmp_path)
+    set_aside(tmp_path)
     assert found(tmp_path) == moved and not (tmp_path / "earlier-3").exists()
 
 
 @pytest.mark.parametrize("name", ["cifar10_small", "quickstart_linear", None])
-def test_the_quickstart_refuses_what_is_not_its_own(quickstart, tmp_path, name):
+def test_the_quickstart_refuses_what_is_not_its_own(set_aside, tmp_path, name):
     """Before it trains the other head, and before it moves anything."""
     write(tmp_path / "linear", "quickstart_linear", "model.keras")
     if name is None:
@@ -287,19 +288,19 @@ def test_the_quickstart_refuses_what_is_not_its_own(quickstart, tmp_path, name):
         write(tmp_path / "he", name, "model.keras")
     before = found(tmp_path)
     with pytest.raises(ValueError, match=f"something else.*received {tmp_path}/he: move it"):
-        quickstart._set_aside(tmp_path)
+        set_aside(tmp_path)
     assert found(tmp_path) == before
 
 
-def test_the_quickstart_refuses_a_folder_with_files_of_its_names(quickstart, tmp_path):
+def test_the_quickstart_refuses_a_folder_with_files_of_its_names(set_aside, tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(ValueError, match=f"received {tmp_path}/report.html"):
-        quickstart._set_aside(tmp_path)
+        set_aside(tmp_path)
 
 
-def test_the_quickstart_moves_no_run_that_is_trained(quickstart, tmp_path):
+def test_the_quickstart_moves_no_run_that_is_trained(set_aside, tmp_path):
     write(tmp_path / "he", "quickstart_he", "model.keras")
     with run_folder.held(tmp_path / "he", "trains"):
         with pytest.raises(ValueError, match="Another process trains into this folder"):
-            quickstart._set_aside(tmp_path)
+            set_aside(tmp_path)
     assert (tmp_path / "he" / "model.keras").exists()

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_names import forget
 
 from he_keras import networks
 from he_keras.layers.batch_norm import BatchNormalization
@@ -288,8 +289,8 @@ def test_a_name_is_registered_once():
 
 
 @pytest.mark.slow
-def test_a_network_of_other_images_than_asked_for_is_told(monkeypatch):
-    monkeypatch.setattr(registry, "_NETWORKS", registry._NETWORKS.copy())
+def test_a_network_of_other_images_than_asked_for_is_told(request):
+    request.addfinalizer(lambda: forget("fixed"))
     layers = [keras.Input((5, 5, 1)), keras.layers.Flatten()]
     registry.register("fixed")(lambda input_shape=(5, 5, 1), name="": keras.Sequential(layers))
     with pytest.raises(ValueError, match=r"expected input_shape=\(8, 8, 1\), .*received \(5, 5, 1"):

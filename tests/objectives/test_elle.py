@@ -24,11 +24,14 @@ WEIGHT = 4e4
 
 def drawn_points(images, seed):
     """The two random points and the share of the second, from the streams of a step's seed."""
+    images = tf.constant(images)
     points = [
-        THREAT.random_start(tf.constant(images), tf.random.fold_in(seed, stream)).numpy()
+        THREAT.random_start(images, tf.random.fold_in(seed, stream)).numpy()
         for stream in (elle._FIRST, elle._SECOND)
     ]
-    share = tf.random.stateless_uniform([len(images)], tf.random.fold_in(seed, elle._SHARE))
+    share = tf.random.stateless_uniform(
+        [len(images)], tf.random.fold_in(seed, elle._SHARE), dtype=images.dtype
+    )
     return [as_rows(each) for each in points] + [share.numpy().astype(np.float64)]
 
 
@@ -100,13 +103,7 @@ def test_errors_of_a_quadratic_loss():
     labels = tf.zeros([4], tf.int32)
     seed = (4, 1)
     received = ELLE(THREAT, 1.0).linearity_errors(Quadratic(), images, labels, seed)
-    first, second = (
-        as_rows(THREAT.random_start(images, tf.random.fold_in(seed, stream)).numpy())
-        for stream in (elle._FIRST, elle._SECOND)
-    )
-    share = tf.random.stateless_uniform(
-        [4], tf.random.fold_in(seed, elle._SHARE), dtype=tf.float64
-    ).numpy()
+    first, second, share = drawn_points(images, seed)
     expected = (share * (1 - share) * np.sum((first - second) ** 2, axis=1)) ** 2
     np.testing.assert_allclose(received, expected, rtol=1e-6)
     Quadratic.power = 1.0

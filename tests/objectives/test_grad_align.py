@@ -27,13 +27,18 @@ def numpy_cosine(one, other):
     return np.sum(one * other, axis=1) / lengths
 
 
+def noise_seed(seed):
+    """The stream of a step's seed that the noise is drawn from."""
+    return tf.random.fold_in(seed, grad_align._STREAM)
+
+
 class NumpyGradAlign(closed_form.FastATZero):
     """The loss written out; its gradient by central differences over every weight."""
 
     detached = True
 
     def noisy(self, x, step):
-        seed = tf.random.fold_in([SEED, step], grad_align._STREAM)
+        seed = noise_seed([SEED, step])
         noise = tf.random.stateless_uniform([len(x), *SHAPE], seed, -1.0, 1.0).numpy()
         return np.clip(x + EPSILON * noise.reshape(len(x), -1).astype(np.float64), 0.0, 1.0)
 
@@ -252,7 +257,7 @@ def test_a_model_that_is_linear_in_the_images_is_aligned_and_a_curved_one_is_not
 def test_the_noise_is_not_the_start_of_the_adversary():
     images, _ = map(tf.constant, small_examples())
     start = THREAT.random_start(images, (4, 1))
-    noisy = THREAT.random_start(images, tf.random.fold_in((4, 1), grad_align._STREAM))
+    noisy = THREAT.random_start(images, noise_seed((4, 1)))
     assert abs(np.corrcoef(np.ravel(start - images), np.ravel(noisy - images))[0, 1]) < 0.4
 
 
@@ -266,7 +271,7 @@ def test_passes_and_batch_norm_statistics(in_training_mode):
     twin.set_weights(model.get_weights())
     # The seed of a model's first step is (0, 0).
     x_adv = twin.objective.craft(twin, tf.constant(images), tf.constant(labels)).numpy()
-    noisy = THREAT.random_start(tf.constant(images), tf.random.fold_in((0, 0), grad_align._STREAM))
+    noisy = THREAT.random_start(tf.constant(images), noise_seed((0, 0)))
     expected = np.stack([np.zeros(9), np.ones(9)])
     for batch in [images] * in_training_mode + [x_adv, images, noisy.numpy()]:
         rows = as_rows(batch)

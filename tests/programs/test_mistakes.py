@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from programs import ROOT, assert_one_line_error, run_here
+from registered_attacks import base_name
 
 import he_keras as he
 import he_keras_cli
@@ -171,7 +172,7 @@ def test_flags_are_checked_before_tensorflow_is_loaded():
 def test_the_names_that_the_files_register_are_those_of_the_registries():
     """With them, a mistyped name is told before TensorFlow is loaded."""
     kinds = {
-        "attacks": attacks.registry._ENTRIES,
+        "attacks": map(base_name, attacks.names()),
         "objectives": he.objectives.names(),
         "analysis": summaries(),
     }

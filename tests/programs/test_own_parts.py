@@ -7,24 +7,16 @@ import re
 import sys
 
 import pytest
+from own_names import forget
 from programs import assert_one_line_error, run_here
 
 from he_keras import attacks, networks, objectives, schedules
-from he_keras.attacks import registry as attack_registry
 from he_keras.data import loading
-from he_keras.networks import network as network_registry
-from he_keras.objectives import registry as objective_registry
 from he_keras.programs import own_parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "own_parts.md").read_text(encoding="utf-8")
-REGISTRIES = (
-    attack_registry._ENTRIES,
-    objective_registry._OBJECTIVES,
-    network_registry._NETWORKS,
-    schedules.SCHEDULES,
-    loading._OWN,
-)
+NAMES = re.findall(r"""register[\w.]*\(["']([\w-]+)""", PAGE)
 
 
 @pytest.fixture
@@ -39,28 +31,24 @@ def folder(tmp_path, monkeypatch):
     parts, config = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_parts.py").write_text(parts)
     (tmp_path / "my_config.py").write_text(config)
-    before = [set(each) for each in REGISTRIES]
     yield tmp_path
-    forget(before)
+    forget_the_page()
 
 
-def forget(before):
-    for names, registry in zip(before, REGISTRIES, strict=True):
-        for name in set(registry) - names:
-            del registry[name]
+def forget_the_page():
+    forget(*NAMES)
     sys.modules.pop("my_parts", None)
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(folder, run):
     train, evaluate = re.findall(r"^he-keras (\w+) (.*)$", PAGE, re.MULTILINE)
-    before = [set(each) for each in REGISTRIES]
     code, _, err = run(train[0], *train[1].split())
     assert code == 0, err
     config = json.loads((folder / "runs/mine/config.json").read_text())
     assert config["imports"] == ["my_parts"]
     # As another process would begin.
-    forget(before)
+    forget_the_page()
     answer = run(evaluate[0], *evaluate[1].replace("--import=my_parts ", "").split())
     assert_one_line_error(answer, "parts of its own", "--import=my_parts", "runs/mine")
     # A part's class stays known to Keras; here it is registered once more.

@@ -137,7 +137,7 @@ def test_mistakes_end_in_one_line_before_any_attack(
     def work(*args, **kwargs):
         raise AssertionError("an attack began")
 
-    monkeypatch.setattr(he.attacks.Attack, "_attack_batch", work)
+    monkeypatch.setattr(he.attacks.Attack, "__call__", work)
     given = [argument.format(files=files) for argument in arguments]
     for default in (f"--model={files / 'served'}", f"--data={files / 'data.npz'}"):
         if not any(each.startswith(default.split("=")[0]) for each in given):

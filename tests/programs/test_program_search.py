@@ -29,7 +29,7 @@ def untrained(monkeypatch):
         calls.append(values)
         return {"clean_accuracy": 0.9, "robust_accuracy": 0.5, "seconds": 1.0}
 
-    monkeypatch.setattr(searching.Search, "_run_trial", trial)
+    monkeypatch.setattr(searching.Search, "run_trial", trial)
     return calls
 
 
@@ -112,7 +112,7 @@ def test_failing_trials(run, monkeypatch):
     def trial(self, values, folder, epochs):
         raise FloatingPointError("loss is NaN")
 
-    monkeypatch.setattr(searching.Search, "_run_trial", trial)
+    monkeypatch.setattr(searching.Search, "run_trial", trial)
     code, out, err = run(DIGITS)
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("error: The last 3 trials failed;")
@@ -123,7 +123,7 @@ def test_ctrl_c(run, monkeypatch, tmp_path):
     def trial(self, values, folder, epochs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(searching.Search, "_run_trial", trial)
+    monkeypatch.setattr(searching.Search, "run_trial", trial)
     code, out, _ = run(DIGITS)
     assert code == 130
     assert out.startswith(

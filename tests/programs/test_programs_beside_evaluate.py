@@ -9,6 +9,7 @@ import types
 import evaluation_program as program
 import numpy as np
 import pytest
+import small_limits
 from programs import assert_one_line_error, run_here
 
 import he_keras_cli
@@ -16,7 +17,7 @@ import he_keras_cli
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    monkeypatch.setattr("he_keras.evaluation.robustness._BLOCK_SIZE", program.BLOCK_SIZE)
+    small_limits.set_block_size(monkeypatch, program.BLOCK_SIZE)
     return functools.partial(run_here, monkeypatch, capfd)
 
 
@@ -54,7 +55,7 @@ def originals(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
     silent = types.SimpleNamespace(readouterr=lambda: ("", ""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("he_keras.evaluation.robustness._BLOCK_SIZE", program.BLOCK_SIZE)
+        small_limits.set_block_size(patch, program.BLOCK_SIZE)
         for name, flags in (
             ("whole", []),
             ("shards", ["--shard=0/2"]),

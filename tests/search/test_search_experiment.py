@@ -33,7 +33,7 @@ def untrained(monkeypatch):
         accuracies = {"clean_accuracy": 0.9, "robust_accuracy": values["scale"] / 100}
         return {**accuracies, "num_examples": self.num_examples, "seconds": 1.0}
 
-    monkeypatch.setattr(searching.Search, "_run_trial", run)
+    monkeypatch.setattr(searching.Search, "run_trial", run)
 
 
 def test_values_go_where_they_belong(config):
@@ -143,7 +143,7 @@ def test_failures_in_a_row_are_an_error(config, tmp_path, monkeypatch):
     def run(self, values, folder, epochs):
         raise FloatingPointError("loss is NaN")
 
-    monkeypatch.setattr(searching.Search, "_run_trial", run)
+    monkeypatch.setattr(searching.Search, "run_trial", run)
     settings = search.SearchSettings(space={"scale": "1:9"}, max_failures=2)
     with pytest.raises(RuntimeError, match="The last 2 trials failed; .*FloatingPointError: loss"):
         experiment.run_search(config, settings, tmp_path)
@@ -163,9 +163,9 @@ def test_a_trial_is_the_training_that_the_configuration_says(config, tmp_path):
     lines = []
     prepared = experiment.prepare_search(config, GRID, tmp_path / "search", announce=lines.append)
     run = tmp_path / "search" / "tuner" / "trial_0000" / "run"
-    prepared._run_trial({"scale": 5.0, "learning_rate": 0.05}, run, 1)
+    prepared.run_trial({"scale": 5.0, "learning_rate": 0.05}, run, 1)
     assert len((run / "history.csv").read_text().splitlines()) == 2
-    result = prepared._run_trial({"scale": 5.0, "learning_rate": 0.05}, run, 3)
+    result = prepared.run_trial({"scale": 5.0, "learning_rate": 0.05}, run, 3)
     expected = experiment.with_values(config, {"scale": 5.0, "learning_rate": 0.05})
     model = experiment.run_training(expected, tmp_path / "plain")
     import run_comparison

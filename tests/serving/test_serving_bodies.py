@@ -41,13 +41,14 @@ def test_packed_bodies(running, encoding, pack):
 def test_what_is_refused_is_not_unpacked_further(monkeypatch, encoding, pack):
     """The library unpacked all of a refused bomb, for seconds, to throw it away."""
     produced = []
-    unpack = request_body._Packed.unpack
+    packed = request_body._Packed
+    unpack = packed.unpack
 
     def counted(self, data, limit):
         produced.append(len(part := unpack(self, data, limit)))
         return part
 
-    monkeypatch.setattr(request_body._Packed, "unpack", counted)
+    monkeypatch.setattr(packed, "unpack", counted)
     monkeypatch.setattr(http_parser.DeflateBuffer, "feed_data", lambda *_: pytest.fail("unpacked"))
     with Running(max_body_bytes=20_000) as server:
         answer = send_packed(server, encoding, pack(b" " * 10**7))
