@@ -35,7 +35,9 @@ def test_names_are_those_of_the_benchmarks():
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 @pytest.mark.parametrize("name", corruptions.names())
-@pytest.mark.parametrize(("side", "width"), [(32, 32), (224, 224), (33, 47)])
+@pytest.mark.parametrize(
+    ("side", "width"), [(32, 32), pytest.param(224, 224, marks=pytest.mark.slow), (33, 47)]
+)
 def test_shape_kind_and_change(name, severity, side, width):
     images = smooth_images(2, max(side, width))[:, :side, :width]
     before = images.copy()

@@ -119,7 +119,7 @@ def applications():
         functional,
         lambda: built(Subclassed()),
         backbone,
-        applications,
+        pytest.param(applications, marks=pytest.mark.slow),
     ],
     ids=["1/255", "-1 to 1", "deviations", "functional", "subclassed", "backbone", "applications"],
 )

@@ -66,7 +66,7 @@ def assert_one_function(model, policy, compiled=False):
         assert np.abs(own - gradient).max() <= allowed, name
 
 
-@pytest.mark.parametrize("policy", some(POLICIES, ["mixed_float16"]))
+@pytest.mark.parametrize("policy", some(POLICIES, ["mixed_float16", "mixed_bfloat16"]))
 @pytest.mark.parametrize("name", model_zoo.NETWORKS)
 def test_every_path_gives_the_networks_values_and_gradients(name, policy):
     keras.config.set_dtype_policy(policy)
@@ -93,7 +93,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", some(["float32", "mixed_bfloat16"], ["mixed_bfloat16"]))
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_the_first_call_are_followed(change, policy):
     keras.config.set_dtype_policy(policy)
