@@ -1,8 +1,8 @@
 """The command `he-keras VERB --flags`, which every file of tools/ runs as well.
 
-This file is not part of the package he_keras because it must run before TensorFlow is loaded: to
-choose what TensorFlow's libraries print, to end in one word on Ctrl-C, and to answer mistakes in
-flags at once. Loading TensorFlow takes seconds.
+This file is not part of the package he_keras because it must run before TensorFlow is loaded. It
+chooses what TensorFlow's libraries print, ends in one word on Ctrl-C, and answers mistakes in flags
+at once. Loading TensorFlow takes seconds.
 """
 
 import difflib

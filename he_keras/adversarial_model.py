@@ -43,8 +43,8 @@ from he_keras.threat import UNIT_BOUNDS
 
 _STATE_PREFIX = "objective_"
 _RANDOM_PREFIX = "random_state_"
-# Between the seeds of two replicas; a prime far above the seeds that people count up from 0, so
-# that replica 1 of one run does not draw what replica 0 of the next run draws.
+# Between the seeds of two replicas: a prime far above the seeds that people count up from 0. So
+# replica 1 of one run does not draw what replica 0 of the next run draws.
 _REPLICA_STRIDE = 7_919
 
 

@@ -30,8 +30,8 @@ _SAME, _HALF_SAME = 1e-3, 3e-2
 _RARE = 1e-3
 #: So many times better than the other range, above chance, is a range that is far more accurate.
 _FAR_MORE = 1.5
-#: Confidence as a share of skill, both above chance: what is usual in the own range, and what is
-#: left of it if the pixels are 255 times too small.
+#: Confidence as a share of skill, both above chance. The first is usual in the own range, the
+#: second is left of it if the pixels are 255 times too small.
 _CONFIDENT, _IGNORANT = 0.5, 0.12
 #: The smallest probability whose logarithm is taken.
 _TINY = 1e-30

@@ -105,7 +105,7 @@ def overfitting_verdict(
     """Returns "sound", "at risk" or "collapsed", and the reasons.
 
     Collapsed: the many-step accuracy is below half of the single-step accuracy, or the mean cosine
-    is below 0.2. At risk: the accuracy is below four fifths, or the cosine below 0.5, or robust
+    is below 0.2. At risk: the accuracy is below four fifths, or the cosine below 0.5. Or robust
     accuracy in the history fell by more than a quarter from its best epoch. After a fall by more
     than half, the training had collapsed, perhaps only for a while or before the weights were put
     back. Accuracies closer than 0.05 count as equal. A sound model may still collapse later.

@@ -5,8 +5,8 @@ counted from their shapes. A pass back to the images costs as much, one to image
 as much. An epoch is every training image once. Nothing else is counted: the hours are what the
 convolutions take at a stated speed.
 
-Two speeds stand in the table: the one that a training pass of PreActResNet-18 reaches on this
-machine, and the one that --tflops assumes for a device that is not here.
+Two speeds stand in the table. A training pass of PreActResNet-18 reaches the first on this machine,
+and --tflops assumes the second for a device that is not here.
 """
 
 from typing import NamedTuple

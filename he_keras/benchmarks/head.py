@@ -48,8 +48,8 @@ def measure_cell(cell, rounds: int) -> dict[str, list[float]]:
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
     """Returns the median of the rounds' ratios, and the ends of its 95 % interval.
 
-    The interval holds for any distribution: between the k-th and the k-th last of n ratios lies the
-    median, but for two tails of a fair coin thrown n times.
+    The interval holds for any distribution. The median lies between the k-th and the k-th last of n
+    ratios, but for two tails of a fair coin thrown n times.
 
     Example:
         >>> ratio([2.0] * 10, [1.0] * 10)

@@ -1,6 +1,6 @@
 """The weights of a pre-activation or wide ResNet of he_keras as plain arrays.
 
-PyTorch's twin is built from these, so that its process need not import TensorFlow: both bring an
+PyTorch's twin is built from these, so that its process need not import TensorFlow. Both bring an
 LLVM of their own, and the second one to be loaded ends the process.
 """
 

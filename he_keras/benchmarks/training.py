@@ -27,8 +27,8 @@ WITHOUT_HEAD = "he_keras-linear"
 BOUND = "convolutions"
 #: Relative difference of losses and logits that rounding explains (signs of gradients near zero).
 TOLERANCE = {"float32": 2e-2, "mixed_bfloat16": 2e-1}
-#: FreeAT feeds the signs into its next update: after four, PyTorch's own two layouts differ by 0.04
-#: in float32 and by 0.09 in bfloat16 (after one, by less than 0.001 and by 0.02).
+#: FreeAT feeds the signs into its next update. After four, PyTorch's own two layouts differ by 0.04
+#: in float32 and by 0.09 in bfloat16. After one, they differ by less than 0.001 and by 0.02.
 LOGIT_TOLERANCE_AFTER_REPLAYS = 0.25
 
 

@@ -1,8 +1,8 @@
 """Image augmentation as pure functions, whose random numbers come from stateless seeds.
 
-* Crop and flip (CIFAR): 4 pixels of zeros are added on each side, the original size is cut out at a
-  random place, and the image is mirrored with probability 1/2. It works on whole uint8 batches.
-* Random resized crop (ImageNet), as torchvision defines it: up to ten boxes are drawn, each with an
+* Crop and flip (CIFAR): 4 pixels of zeros are added on each side. The original size is cut out at a
+  random place. The image is mirrored with probability 1/2. It works on whole uint8 batches.
+* Random resized crop (ImageNet), as torchvision defines it: up to ten boxes are drawn. Each has an
   area of 0.08 to 1 of the image's and a log-uniform aspect ratio in [3/4, 4/3]. The first box that
   fits is cut out; if none fits, the largest centre crop within those ratios. It is resized
   bilinearly with antialiasing.

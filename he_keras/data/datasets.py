@@ -1,7 +1,7 @@
 """The two kinds of dataset, in memory and streaming, and the checks of images and labels.
 
-An `ImageDataset` refuses images and labels that training or evaluation would misread: a wrong rank,
-NaN, a range other than [0, 1] or uint8, and labels that are not class numbers.
+An `ImageDataset` refuses what training or evaluation would misread: images of a wrong rank, with
+NaN, or of a range other than [0, 1] or uint8, and labels that are not class numbers.
 """
 
 from __future__ import annotations

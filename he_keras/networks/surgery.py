@@ -1,8 +1,8 @@
 """Takes a classifier apart, and copies parts of it onto other images.
 
-A Keras model of known structure is a graph: functional and sequential models have one, and many
-subclassed models give one when its `call` runs on a symbolic tensor. The graph says where the last
-Dense layer is, which activation follows it, and what is done to the pixels at its beginning.
+A Keras model of known structure is a graph. Functional and sequential models have one. Many
+subclassed models give one when their `call` runs on a symbolic tensor. The graph says where the
+last Dense layer is, which activation follows it, and what is done to the pixels at its beginning.
 """
 
 import inspect

@@ -19,7 +19,7 @@ makes two. Its weights differ from the paper's: see `weights`.
 smoothing. What is minimised is the bound on that loss.
 
 The loss needs second derivatives: a network with a smooth activation (`activation="softplus"`, as
-in the released code, or "swish"). ReLU is not refused, but is piecewise linear: its own second
+in the released code, or "swish"). ReLU is not refused, but is piecewise linear. Its own second
 derivative is zero wherever it has one, and the penalty then acts through the rest of the network.
 
 Cost per example: K + 1 (forward + backward), then 2 forward, 1 backward and 3 full backward (of the

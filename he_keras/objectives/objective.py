@@ -1,17 +1,17 @@
 """The contract of a training objective: what to craft, and which loss to minimise.
 
-A training step of `HEAdversarialModel` goes one way: it calls `craft` for the images to train on,
-`forward` for their losses, takes one gradient, and lets the optimizer move the weights. Then it
-tells the objective (`after_update`, `observe`), which may keep state of its own. An objective file
-writes `craft` and `forward`. Both are plain functions of their arguments, so that a stored
-adversarial batch can be fed in, and a model need not be compiled. The model takes care of
+A training step of `HEAdversarialModel` goes one way. It calls `craft` for the images to train on
+and `forward` for their losses. Then it takes one gradient, and lets the optimizer move the weights.
+Then it tells the objective (`after_update`, `observe`), which may keep state of its own. An
+objective file writes `craft` and `forward`. Both are plain functions of their arguments, so that a
+stored adversarial batch can be fed in, and a model need not be compiled. The model takes care of
 gradients, weights, replicas and metrics. Crafting runs the network in inference mode unless an
 objective says otherwise.
 
 The margin of an HE head enters the training loss (`Objective.cross_entropy`). The adversaries see
-the scaled logits without it, as in the released code of the HE paper. There are two exceptions:
-FreeAT's perturbation follows the gradient of the training loss itself, and LLR searches for the
-points where the loss that it trains is least linear.
+the scaled logits without it, as in the released code of the HE paper. There are two exceptions.
+FreeAT's perturbation follows the gradient of the training loss itself. LLR searches for the points
+where the loss that it trains is least linear.
 
 Radius and step size may follow schedules of the training step (PAS: Liu et al. 2020, "On the loss
 landscape of adversarial training"). `craft` takes the number of the training step as an argument,
@@ -225,8 +225,8 @@ class Objective(Configurable, Sealed):
     def forward_in_step(self, model, images, labels, x_adv, step, training=True) -> TrainingPass:
         """`forward`, as a training step calls it.
 
-        An objective overrides it if its losses depend on more than the arguments of `forward`: on
-        random draws, on a schedule, or on the other examples of the batch, which count by their
+        An objective overrides it if its losses depend on more than the arguments of `forward`. That
+        may be random draws, a schedule, or the other examples of the batch, which count by their
         weights. The model applies the weights to the losses returned.
         """
         return self.forward(model, images, labels, x_adv, training)

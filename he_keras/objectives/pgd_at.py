@@ -1,9 +1,9 @@
 """PGD-AT: cross-entropy on PGD examples.
 
-Paper: Madry et al. 2018; with HE: "Boosting Adversarial Training with Hypersphere Embedding",
-Table 1. Where paper and released code disagree, the defaults follow the code: the start is 0.001 *
-N(0, I) (paper: uniform), the step is 0.007 at epsilon 0.031 (paper: 2/255 at 8/255), and the
-adversary sees the scaled logits without margin (paper: unscaled).
+Paper: Madry et al. 2018; with HE: "Boosting Adversarial Training with Hypersphere Embedding", Table
+1. Where paper and released code disagree, the defaults follow the code. The start is 0.001 * N(0,
+I) (paper: uniform). The step is 0.007 at epsilon 0.031 (paper: 2/255 at 8/255). The adversary sees
+the scaled logits without margin (paper: unscaled).
 Cost per example: K (forward + backward) + forward + full backward.
 """
 

@@ -14,7 +14,7 @@ With t the number of epochs trained so far, checkpoints `0 = T_0 < T_1 < .. < T_
 * `CycleJump`: initial * power^k, with k drop points <= r.
 
 These are the schedules of the paper's experiments; its released code has four more that no
-experiment uses. Everything is clipped to `minimum` and `maximum` at the end: a radius that heads
+experiment uses. Everything is clipped to `minimum` and `maximum` at the end. So a radius that heads
 for 0.6 under a maximum of 0.4 stays at 0.4 for the rest of its cycle. From T_n on r is 1. The
 released code has no value at t = T_n exactly, and its `cycle_jump` is an error there. The radius is
 in the units of the images: 8-bit numbers are fractions, "8/255".

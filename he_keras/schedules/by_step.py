@@ -3,7 +3,7 @@
 Steps count from 0. A drop "at epoch 75" means that the first batch of the epoch with index 75
 already uses the new value, as in the papers' code. What Keras already offers is used: its
 `PiecewiseConstantDecay` and `CosineDecay`. `PiecewiseLinear` adds FastAT's triangular learning rate
-(Wong et al., 2020) and the momentum cycle that comes with it unseen: PyTorch's `CyclicLR` moves the
+(Wong et al., 2020) and the momentum cycle that comes with it unseen. PyTorch's `CyclicLR` moves the
 momentum 0.9 -> 0.8 -> 0.9, against the learning rate, whatever momentum was configured.
 """
 

@@ -1,7 +1,7 @@
 """A complete experiment of a few seconds, for tests: `--config=tests/builders/tiny_config.py`.
 
-Everything that makes resuming hard is in it: random starts, augmentation, batch norm, momentum, a
-learning rate that changes at every step, a short last batch, validation with an attack.
+Everything that makes resuming hard is in it: random starts, augmentation, batch norm and momentum.
+Also a learning rate that changes at every step, a short last batch, and validation with an attack.
 """
 
 from he_keras.experiment import default_config

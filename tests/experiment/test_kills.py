@@ -1,8 +1,8 @@
 """Training, evaluation and search, each killed by signal 9 at five moments.
 
-The moments are drawn with a seed, between the start of a process and a little after the first file
-that it writes, so that kills strike compilation, work and writing. Then the disk is full once.
-After all of it the command ends as if nobody had disturbed it. Serving: test_serving_faults.py.
+The moments are drawn with a seed. They lie between the start of a process and a little after its
+first file, so that kills strike compilation, work and writing. Then the disk is full once. After
+all of it the command ends as if nobody had disturbed it. Serving: test_serving_faults.py.
 """
 
 import contextlib

@@ -17,9 +17,9 @@ from he_keras.networks.resnet import NegativeInfinityPadding2D
 
 Facts = collections.namedtuple("Facts", "shape features classes parameters minimum strided")
 
-# Parameters are those with a linear head with bias, as counted in PyTorch: MobileNetV2, VGG-16
-# (14,728,266 less its 4,224 convolution biases) and PreActResNet-18 from the CIFAR-10 code, the
-# ImageNet networks from torchvision, WideResNet-34-10 from TRADES without sub_block1.
+# Parameters are those with a linear head with bias, as counted in PyTorch. MobileNetV2, VGG-16
+# (14,728,266 less its 4,224 convolution biases) and PreActResNet-18 are from the CIFAR-10 code. The
+# ImageNet networks are from torchvision. WideResNet-34-10 is from TRADES, without sub_block1.
 # `strided` counts the layers with a stride: convolutions with a larger kernel, 1x1, and max-pools.
 FACTS = {
     "lenet": Facts((28, 28, 1), 1024, 10, 3_274_634, 4, (0, 0, 2)),

@@ -1,8 +1,8 @@
 """Nothing is computed twice: passes of every objective against what its mathematics needs.
 
-The passes are counted while a compiled step runs: a layer in the middle of the network counts the
-examples that go forward, the examples for which the gradient of its input is computed, and how
-often the gradient of its kernel is.
+The passes are counted while a compiled step runs, by a layer in the middle of the network. It
+counts the examples that go forward, and those for which the gradient of its input is computed. It
+also counts how often the gradient of its kernel is.
 """
 
 import collections

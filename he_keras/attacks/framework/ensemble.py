@@ -4,8 +4,8 @@ One attack runs on all survivors before the next one begins. Every attack starts
 image. An example counts as broken if any attack breaks it.
 
 The result comes with AutoAttack's cheap signs that a figure cannot be trusted (Croce & Hein 2020,
-and its later releases): a model that answers differently each time, gradients that are exactly
-zero, and a black-box attack that succeeds after gradients have failed.
+and its later releases). A model answers differently each time, gradients are exactly zero, or a
+black-box attack succeeds after gradients have failed.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ def loss_and_gradient(victim, loss_function, x_adv, eot_samples: int = 1):
     """Returns logits, per-example loss, and the gradient of the loss at `x_adv`.
 
     With `eot_samples > 1` the gradient is the mean over so many passes through a randomised model
-    (expectation over transformation, Athalye et al. 2018); logits and loss are the last pass's, as
+    (expectation over transformation, Athalye et al. 2018). Logits and loss are the last pass's, as
     in AutoAttack.
 
     Args:
@@ -94,7 +94,7 @@ def pulled_back(tape, upstream, images, outputs, is_per_example: bool = True):
     the network. So the network is differentiated with a scaled gradient of its outputs, and the
     scale is taken out again. All scales are powers of two: float32 gives the very same numbers.
 
-    One scale for the whole batch would not do: the gradients of its predictions may differ by a
+    One scale for the whole batch would not do. The gradients of its predictions may differ by a
     factor of a million, and an overflow would leave an image unattacked. Each gradient is scaled by
     its own size, so that a confident prediction overflows no sooner than a wrong one.
     """

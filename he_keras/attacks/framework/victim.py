@@ -33,9 +33,9 @@ _NUM_TRIED = 4
 class Victim:
     """Wraps a `keras.Model` or a callable `images -> logits` for an attack.
 
-    The wrapped model always runs inside a Keras call with an explicit `training` flag (False unless
-    asked otherwise), a plain callable included: leaving the flag out can put layers in training
-    mode in Keras 3. A model's head is its attribute `head`, else its last layer.
+    The wrapped model, a plain callable included, always runs inside a Keras call with an explicit
+    `training` flag, False unless asked otherwise. Without the flag, Keras 3 can put layers in
+    training mode. A model's head is its attribute `head`, else its last layer.
 
     Args:
         model: a `keras.Model`, an `HEAdversarialModel`, or any callable from images to logits.

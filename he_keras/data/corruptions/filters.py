@@ -1,6 +1,6 @@
 """Filters on batches of images: smoothing, zooming, motion, sampling between pixels.
 
-No image's result depends on the other images of its batch, to the last bit: a corrupted value is
+No image's result depends on the other images of its batch, to the last bit. A corrupted value is
 truncated, so that a different order of summation could change it by a whole level. That is why
 there is no matrix product over the batch here.
 """

@@ -5,9 +5,9 @@ victim of Table 7). HEAD is linear, he or m_he. `he-keras train --list` shows th
 
 Sources: "Boosting Adversarial Training with Hypersphere Embedding" (Pang et al. 2020), its released
 code and README. FastAT and FreeAT come from their own released code, whose settings Table 3 uses.
-Where the paper's text and the code disagree, each header says which one is followed: the code, but
-for the number of epochs, the weight decay of PGD-AT + HE and the normalisation of HE's weights. The
-experiments of one framework with and without HE differ in the head only.
+Where the paper's text and the code disagree, each header says which one is followed. It is the
+code, but for the number of epochs, the weight decay of PGD-AT + HE and the normalisation of HE's
+weights. The experiments of one framework with and without HE differ in the head only.
 Deviation: 1,000 training images are held out to choose the best epoch, where the released code
 looks at the test set. `--config.data.validation_examples=0` trains on all.
 """

@@ -4,10 +4,10 @@ DATA is cifar10 or cifar100. NETWORK is preact-resnet-18, wide-resnet-34-10, vgg
 BASE is at, trades or trades_awp. TERMS is none (the baseline) or 1st_2nd.
 
 Sources: the supplement of "Randomized Adversarial Training via Taylor Expansion" (Jin et al. 2023),
-its Tables 7 and 8 and the networks of its section B.1 (where "ResNet-18" is the pre-activation one,
-the default of the released code too). The released code has all settings: 200 epochs, batch 128,
-weight decay 5e-4, and a learning rate divided by ten at 100 and 150. The adversary takes ten steps
-of 2/255 at 8/255. Images are not standardised, and heads are linear.
+its Tables 7 and 8 and the networks of its section B.1. "ResNet-18" is the pre-activation one there,
+which is the default of the released code too. The released code has all settings: 200 epochs, batch
+128, weight decay 5e-4, and a learning rate divided by ten at 100 and 150. The adversary takes ten
+steps of 2/255 at 8/255. Images are not standardised, and heads are linear.
 
 Deviations: 1,000 training images are held out to choose the best epoch
 (`--config.data.validation_examples=0` trains on all). The paper reports the best of 22 checkpoints
