@@ -6,13 +6,14 @@ import keras
 import tensorflow as tf
 
 from he_keras import losses
-from he_keras.arguments import check_choice, check_number, check_positive_integer, parse_epsilon
+from he_keras.arguments import check_choice, check_number, check_positive_integer, positive_number
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Best, Crafted, Goal, Score
 from he_keras.attacks.framework.rows import iterate, select_rows
 from he_keras.attacks.framework.victim import Victim
 from he_keras.attacks.registry import register
+from he_keras.balls import example_axes
 from he_keras.threat import ThreatModel, check_threat, checked_start
 
 LOSSES = ("kl", *losses.ATTACK_LOSSES)
@@ -27,15 +28,13 @@ class _State(NamedTuple):
         x_adv: the current iterate.
         velocity: the accumulated gradient of MIM.
         best: the best iterate and its score; without them for `keep="last"`.
-        forward_passes: passes spent.
-        backward_passes: gradient passes spent.
+        passes: forward and backward passes spent.
     """
 
     x_adv: Any
     velocity: Any
     best: Best
-    forward_passes: Any
-    backward_passes: Any
+    passes: Any
 
 
 @keras.saving.register_keras_serializable(package="he_keras")
@@ -100,9 +99,7 @@ class ProjectedGradient(Attack):
         self.num_steps = int(num_steps)
         self.step_size = 2.5 * threat.epsilon / num_steps
         if step_size is not None:
-            self.step_size = parse_epsilon(step_size)
-        if self.step_size <= 0:
-            raise ValueError(f"Invalid step_size; expected > 0; received step_size={step_size!r}")
+            self.step_size = positive_number("step_size", step_size)
         self.loss = loss
         self.decay = None if decay is None else float(decay)
         self.margin = margin if margin == "model" else float(margin)
@@ -115,7 +112,8 @@ class ProjectedGradient(Attack):
 
     def run(self, victim: Victim, images, labels, seeds, targets=None) -> Crafted:
         """Runs the loop on one batch."""
-        return self.ascend(victim, images, labels, self._start(images, seeds), targets)
+        start = self.threat.start(self.random_start, images, seeds)
+        return self.ascend(victim, images, labels, start, targets)
 
     def ascend(
         self, victim: Victim, images, labels, start, targets=None, threat=None, step_size=None
@@ -151,32 +149,26 @@ class ProjectedGradient(Attack):
         else:
             is_active = (lambda state: ~state.best.broken) if self.stop_when_broken else None
             state = iterate(step, state, inputs, self.num_steps, is_active)
-        if self.keep == "best":
-            logits = victim.logits(state.x_adv)
-            loss = self._loss(victim, logits, goal, reference)
-            state = state._replace(forward_passes=state.forward_passes + 1)
-            state = self._record(state, logits, loss, goal)
-        passes = state.forward_passes + (1 if self.loss == "kl" else 0), state.backward_passes
+        forward_passes = state.passes + (1 if self.loss == "kl" else 0)
         if self.keep == "last":
-            return Crafted(state.x_adv, *passes)
+            return Crafted(state.x_adv, forward_passes, state.passes)
+        logits = victim.logits(state.x_adv)
+        state = self._record(state, logits, self._loss(victim, logits, goal, reference), goal)
         x_adv, scored = state.best.point
         # One lucky draw of a randomised model does not count: there the framework scores again.
-        return Crafted(x_adv, *passes, score=scored if self.eot_samples == 1 else None)
+        score = scored if self.eot_samples == 1 else None
+        return Crafted(x_adv, forward_passes + 1, state.passes, score=score)
 
     def _initial_state(self, images, start) -> _State:
-        rows = tf.shape(images)[:1]
-        passes, unbroken = tf.zeros(rows, tf.int32), tf.zeros(rows, tf.bool)
-        unscored = Score(unbroken, tf.zeros(rows, images.dtype), unbroken)
+        passes = tf.zeros(tf.shape(images)[:1], tf.int32)
+        unbroken = tf.zeros_like(passes, tf.bool)
+        unscored = Score(unbroken, tf.zeros_like(passes, images.dtype), unbroken)
         return _State(
             x_adv=start,
             velocity=() if self.decay is None else tf.zeros_like(images),
             best=Best.before((start, unscored) if self.keep == "best" else (), images),
-            forward_passes=passes,
-            backward_passes=passes,
+            passes=passes,
         )
-
-    def _start(self, images, seeds):
-        return self.threat.start(self.random_start, images, seeds)
 
     def _step(self, victim, images, goal, reference, state: _State, threat, step_size) -> _State:
         logits, loss, gradient = loss_and_gradient(
@@ -194,11 +186,7 @@ class ProjectedGradient(Attack):
         moved = threat.project(state.x_adv + step, images)
         if self.stop_when_broken:
             moved = select_rows(state.best.broken, state.x_adv, moved)
-        return state._replace(
-            x_adv=moved,
-            forward_passes=state.forward_passes + self.eot_samples,
-            backward_passes=state.backward_passes + self.eot_samples,
-        )
+        return state._replace(x_adv=moved, passes=state.passes + self.eot_samples)
 
     def _loss(self, victim: Victim, logits, goal: Goal, reference):
         if self.loss == "kl":
@@ -385,6 +373,5 @@ def _check_choices(loss, random_start, decay, margin) -> None:
 
 
 def _divided_by_mean_size(gradient):
-    axes = list(range(1, gradient.shape.rank))
-    mean_size = tf.reduce_mean(tf.abs(gradient), axis=axes, keepdims=True)
+    mean_size = tf.reduce_mean(tf.abs(gradient), axis=example_axes(gradient), keepdims=True)
     return gradient / tf.maximum(mean_size, _VELOCITY_FLOOR)

@@ -14,8 +14,9 @@ import tensorflow as tf
 from he_keras.arguments import (
     check_choice,
     check_flag,
-    check_number,
     check_positive_integer,
+    check_share,
+    positive_number,
 )
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.result import Crafted, Goal
@@ -116,16 +117,11 @@ class Square(Attack):
     ) -> None:
         super().__init__(threat, name=name, **kwargs)
         check_positive_integer("num_queries", num_queries)
-        check_number("initial_fraction", initial_fraction, 0.0)
-        if not 0 < initial_fraction <= 1:
-            raise ValueError(
-                "Invalid initial_fraction; expected a share of the image, above 0 and at most 1; "
-                f"received initial_fraction={initial_fraction!r}"
-            )
+        check_share("initial_fraction", initial_fraction)
         check_choice("loss", loss, LOSSES)
         check_flag("rescale_schedule", rescale_schedule)
         self.num_queries = int(num_queries)
-        self.initial_fraction = float(initial_fraction)
+        self.initial_fraction = positive_number("initial_fraction", initial_fraction)
         self.loss = loss
         self.rescale_schedule = rescale_schedule
         # The windows of the other norms are cut out.
@@ -178,16 +174,14 @@ class Square(Attack):
 
     def _draw(self, images, seeds) -> Draws:
         windows = self._windows(images)
-        examples = tf.shape(images)[0]
 
         def draw(stream, *shape):
             def sampler(shape, seed, dtype):
                 return uniform(shape, tf.random.fold_in(seed, stream), dtype)
 
-            return draw_per_seed(sampler, tf.zeros([examples, *shape]), seeds)
+            return draw_per_seed(sampler, tf.zeros([tf.shape(images)[0], *shape]), seeds)
 
-        # All at once: a generator for each example, run at every query, would cost more than the
-        # model.
+        # All at once: a generator for each example and query would cost more than the model.
         queries = draw(1, self.num_queries, windows.numbers_per_query)
         return Draws(draw(0, *windows.start_shape), queries)
 
@@ -297,6 +291,8 @@ class MassWindows:
         self.shape = shape
         self.height, self.width, self.channels = shape
         self.order = 2 if threat.norm == "l2" else 1
+        radius = threat.epsilon * (1.0 - _L1_MARGIN)
+        self.inner_ball = ThreatModel(threat.norm, radius, threat.bounds)
         self.tile = max(min(self.height, self.width) // _TILES, 1)
         self.grid = self.height // self.tile, self.width // self.tile
         # A bit that transposes the pattern, and a sign per channel.
@@ -346,13 +342,10 @@ class MassWindows:
         perturbation = _write(perturbation, target, moved)
         if self.order == 2:
             return self._at_full_length(images, perturbation)
-        radius = self.threat.epsilon * (1.0 - _L1_MARGIN)
-        ball = ThreatModel(self.threat.norm, radius, self.threat.bounds)
         # Rows of a matrix reduce faster than images do.
-        pixels, perturbation = (
-            tf.reshape(each, [-1, math.prod(self.shape)]) for each in (images, perturbation)
-        )
-        return tf.reshape(ball.project(pixels + perturbation, pixels), tf.shape(images))
+        pixels = flat(images)
+        inside = self.inner_ball.project(pixels + flat(perturbation), pixels)
+        return tf.reshape(inside, tf.shape(images))
 
     def _at_full_length(self, images, perturbation):
         length = self._root(self._power(perturbation, [1, 2, 3]))

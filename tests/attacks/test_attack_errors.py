@@ -117,7 +117,7 @@ BAD_ARGUMENTS = {
     "no steps": ({"num_steps": 0}, ValueError, "expected an integer >= 1; received num_steps=0"),
     "half a step": ({"num_steps": 2.5}, ValueError, "num_steps=2.5"),
     "true steps": ({"num_steps": True}, ValueError, "num_steps=True"),
-    "zero step": ({"step_size": 0}, ValueError, "expected > 0; received step_size=0"),
+    "zero step": ({"step_size": 0}, ValueError, "expected a number > 0; received step_size=0"),
     "backward step": ({"step_size": -0.1}, ValueError, "step_size=-0.1"),
     "step of text": ({"step_size": "big"}, ValueError, "received value='big'"),
     "step of NaN": ({"step_size": np.nan}, ValueError, "received value=nan"),

@@ -201,7 +201,7 @@ def test_name_and_configuration(path):
         ({"path": "tests"}, "No model in this folder; expected model.keras"),
         ({"method": "bim"}, r"expected one of \('pgd', 'mim'\); received method='bim'"),
         ({"num_steps": 0}, "expected an integer >= 1; received num_steps=0"),
-        ({"step_size": 0}, "expected > 0; received step_size=0"),
+        ({"step_size": 0}, "expected a number > 0; received step_size=0"),
         ({"loss": "mse"}, "received loss='mse'"),
         ({"random_start": "far"}, "received random_start='far'"),
         ({"keep": "first"}, "received keep='first'"),
