@@ -8,7 +8,7 @@ import numpy_training as closed_form
 import pytest
 import tensorflow as tf
 from closed_form_objectives import THREAT, examples
-from finite_differences import central_differences
+from finite_differences import SteppedByDifferences
 from numpy_training import BATCH_SIZE, LEARNING_RATE, SEED, SHAPE
 from numpy_twins import as_rows, build_twins, check_fit
 from small_objectives import CallCounter, build_model, moving_statistics, train_one_step
@@ -35,7 +35,7 @@ def drawn_points(images, seed):
     return [as_rows(each) for each in points] + [share.numpy().astype(np.float64)]
 
 
-class NumpyELLE(closed_form.FastATZero):
+class NumpyELLE(SteppedByDifferences):
     """The loss written out; its gradient by central differences over every weight."""
 
     def errors(self, weights, x, labels, step):
@@ -54,17 +54,6 @@ class NumpyELLE(closed_form.FastATZero):
         logits = head.with_margin(head.logits(x_adv), labels)
         errors = self.errors(weights, x, labels, step)
         return closed_form.cross_entropy(logits, labels)[0] + WEIGHT * errors
-
-    def step(self, x, labels, step):
-        x_adv = self.craft(x, labels, step)
-        weights = [weight.copy() for weight in self.head.weights]
-        gradients = central_differences(
-            lambda moved: self.losses(moved, x, labels, x_adv, step).mean(), weights
-        )
-        losses = self.losses(weights, x, labels, x_adv, step)
-        pairs = zip(weights, gradients, strict=True)
-        self.head.weights = [weight - LEARNING_RATE * gradient for weight, gradient in pairs]
-        return losses
 
 
 def build(head_name, objective=None):

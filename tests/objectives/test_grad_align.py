@@ -8,8 +8,8 @@ import numpy_training as closed_form
 import pytest
 import tensorflow as tf
 from closed_form_objectives import THREAT, examples
-from finite_differences import central_differences
-from numpy_training import CLASSES, EPSILON, LEARNING_RATE, SEED, SHAPE
+from finite_differences import SteppedByDifferences
+from numpy_training import CLASSES, EPSILON, SEED, SHAPE
 from numpy_twins import as_rows, build_twins, check_fit
 from small_objectives import CallCounter, build_model, moving_statistics, train_one_step
 from small_objectives import examples as small_examples
@@ -32,7 +32,7 @@ def noise_seed(seed):
     return tf.random.fold_in(seed, grad_align._STREAM)
 
 
-class NumpyGradAlign(closed_form.FastATZero):
+class NumpyGradAlign(SteppedByDifferences):
     """The loss written out; its gradient by central differences over every weight."""
 
     detached = True
@@ -54,17 +54,6 @@ class NumpyGradAlign(closed_form.FastATZero):
         noisy = self.input_gradient(weights, self.noisy(x, step), labels)
         misaligned = 1.0 - numpy_cosine(clean, noisy)
         return closed_form.cross_entropy(logits, labels)[0] + WEIGHT * misaligned
-
-    def step(self, x, labels, step):
-        x_adv = self.craft(x, labels, step)
-        weights = [weight.copy() for weight in self.head.weights]  # moved, unlike the head's
-        gradients = central_differences(
-            lambda moved: self.losses(moved, x, labels, x_adv, step).mean(), weights
-        )
-        losses = self.losses(weights, x, labels, x_adv, step)
-        pairs = zip(weights, gradients, strict=True)
-        self.head.weights = [weight - LEARNING_RATE * gradient for weight, gradient in pairs]
-        return losses
 
 
 class NumpyPaper(NumpyGradAlign):

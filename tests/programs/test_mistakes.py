@@ -1,12 +1,11 @@
 """Mistakes on the command line: one line, what was allowed, and what was probably meant."""
 
-import functools
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from programs import ROOT, assert_one_line_error, run_here
+from programs import ROOT, assert_one_line_error
 from registered_attacks import base_name
 
 import he_keras as he
@@ -15,11 +14,6 @@ from he_keras import attacks
 from he_keras.analysis import summaries
 from he_keras.arguments import unknown_name
 from he_keras.programs import registered
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(

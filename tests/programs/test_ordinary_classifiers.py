@@ -1,6 +1,5 @@
 """Every program on a Keras classifier with a softmax at the end and pixels in 0..255."""
 
-import functools
 import json
 
 import keras
@@ -11,11 +10,6 @@ from programs import assert_one_line_error, run_here
 import he_keras as he
 
 CLASSES = 3
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 def ordinary():

@@ -1,6 +1,5 @@
 """docs/how-to/own_parts.md: its module and its commands, and what goes wrong with `--import`."""
 
-import functools
 import json
 import pathlib
 import re
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 from own_names import forget
-from programs import assert_one_line_error, run_here
+from programs import assert_one_line_error
 
 from he_keras import attacks, networks, objectives, schedules
 from he_keras.data import loading
@@ -17,11 +16,6 @@ from he_keras.programs import own_parts
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "own_parts.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"""register[\w.]*\(["']([\w-]+)""", PAGE)
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 @pytest.fixture

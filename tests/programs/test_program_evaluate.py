@@ -7,17 +7,12 @@ import golden_models
 import numpy as np
 import pytest
 from attack_victims import functional, images, labels
-from programs import assert_one_line_error, run_here
+from programs import assert_one_line_error
 
 import he_keras as he
 from he_keras.attacks import cleverhans_bridge, transfer  # noqa: F401
 
 TRAINING = {"name": "trained", "seed": 4}
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

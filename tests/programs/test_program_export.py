@@ -1,6 +1,5 @@
 """`he-keras export`: what it takes from a run, and its mistakes in one line."""
 
-import functools
 import json
 import os
 import signal
@@ -12,17 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
-from programs import ROOT, assert_one_line_error, run_here, run_process
+from programs import ROOT, assert_one_line_error, run_process
 
 import he_keras as he
 from he_keras.programs import cli
 
 TOOL = ROOT / "tools" / "export.py"
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

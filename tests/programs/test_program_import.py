@@ -1,11 +1,10 @@
 """`he-keras import` and `he-keras zoo`, and what the other programs do with an imported model."""
 
-import functools
 import json
 
 import numpy as np
 import pytest
-from programs import assert_one_line_error, run_here
+from programs import assert_one_line_error
 from public_checkpoints import FOLDER, golden
 
 import he_keras as he
@@ -14,11 +13,6 @@ from he_keras.zoo import catalog
 from he_keras.zoo.tensor_files import write_safetensors
 
 HE_FILE = FOLDER / "at_he_wrn_10_1_legacy_cuda.pt"
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    return functools.partial(run_here, monkeypatch, capfd)
 
 
 @pytest.fixture
