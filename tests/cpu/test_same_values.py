@@ -19,13 +19,12 @@ SHAPE = (8, 8, 3)
 THREAT = he.ThreatModel("linf", 0.05)
 #: The smallest images of networks that take none of 8 x 8.
 SIDES = {"lenet": 8, "small-cnn": 16, "mobilenet-v2": 8, "preact-resnet-small": 8}
-#: With smaller images their last maps are 1 x 1, and batch norm in half precision has four values.
-SIDES |= {"wide-resnet-50-2": 96}
-#: The same builder with fewer layers. The networks need gigabytes, or are so deep that a batch norm
-#: of four values makes large differences of rounding errors.
+#: The same builder with fewer or narrower layers. The networks need gigabytes, or are so deep that
+#: a batch norm of four values makes large differences of rounding errors.
 STAND_INS = {
     "resnet-152": "resnet-50",
-    "wide-resnet-101-2": "wide-resnet-50-2",
+    "wide-resnet-50-2": "resnet-50",
+    "wide-resnet-101-2": "resnet-50",
     "wide-resnet-28-8": "wide-resnet-10-2",
     "wide-resnet-34-10": "wide-resnet-10-3",
     "wide-resnet-34-20": "wide-resnet-16-1",
