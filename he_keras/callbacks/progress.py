@@ -32,6 +32,11 @@ class _Timer:
         return bool(self._began)
 
     @property
+    def is_known(self) -> bool:
+        """Whether a batch that did not compile has been measured."""
+        return bool(self._count)
+
+    @property
     def mean(self) -> float:
         """Seconds of a batch; 0 before the first one has ended."""
         return self._total / self._count if self._count else self._first
@@ -123,7 +128,8 @@ class ProgressBar(keras.callbacks.Callback):
         self._line.update(share, self._text(), self._seconds_left(running))
 
     def _seconds_left(self, running: float) -> float | None:
-        if not self._training.mean:
+        # The first batch alone may announce hours where minutes are left.
+        if not self._training.is_known:
             return None
         batches = self.total_steps - self._step - running
         # The validation of the epoch that ends counts until it is over.

@@ -31,7 +31,8 @@ class Speeds:
             f"measured now on a training pass of PreActResNet-18; one modern GPU "
             f"{self.device / 1e12:g} TFLOP/s, assumed (--tflops). "
             "What is done costs nothing. A row costs what it takes alone; rows share trainings. "
-            "Of analyses and figures, only the trainings are counted."
+            "Of analyses and figures, only the trainings are counted. Nothing counts compilation, "
+            "which is most of what --scale=smoke takes."
         )
 
     def hours(self, parts: Iterable[Left]) -> str:

@@ -246,7 +246,9 @@ def test_progress_bar_counts_validations_in_the_time_that_is_left(monkeypatch):
         end(0)
 
     # The first batch compiles for a minute, which says nothing of the others.
-    for seconds in (60, 3, 3, 3):
+    run(bar.on_train_batch_begin, bar.on_train_batch_end, 60)
+    assert shown[-1] == (0.125, "epoch 1/2, batch 1/8", None)
+    for seconds in (3, 3, 3):
         run(bar.on_train_batch_begin, bar.on_train_batch_end, seconds)
     assert shown[-1] == (0.5, "epoch 2/2, batch 4/8", 4 * 3.0)
     bar.on_test_begin()

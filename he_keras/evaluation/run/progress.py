@@ -23,6 +23,8 @@ from he_keras.status_line import StatusLine, Ticker
 
 #: So many seconds of passes tell how long one takes.
 _FEWEST_SECONDS = 0.5
+#: A wait for the next pass that is so many times as long as the others was a compilation.
+_STALL = 10.0
 #: The bar is full when the work is done, and not before.
 _NOT_YET_DONE = 0.99
 
@@ -106,7 +108,8 @@ class Forecast:
         self._batch: Batch | None = None
         self._last = Passes(0, 0)
         self._at_work = 0.0
-        self._first_pass = 0.0
+        self._first_pass = self._last_pass = 0.0
+        self._waits: list[float] = []
 
     def begin(self, stage: int, rows: int, batch_size: int) -> None:
         """Notes that a batch begins.
@@ -119,6 +122,7 @@ class Forecast:
         calls = self.stages[stage].most * -(-rows // batch_size)
         self._last = self._counted()
         self._at_work, self._first_pass = float(rows), 0.0
+        self._last_pass, self._waits = self._clock(), []
         self._batch = Batch(stage, rows, calls, self._clock(), self._last)
 
     def look(self) -> None:
@@ -126,8 +130,10 @@ class Forecast:
         batch, now = self._batch, self._counted()
         if batch is None or now.batches == self._last.batches:
             return
-        if not self._first_pass:
-            self._first_pass = self._clock()
+        if self._first_pass:
+            self._waits.append(self._clock() - self._last_pass)
+        self._last_pass = self._clock()
+        self._first_pass = self._first_pass or self._last_pass
         self._at_work = (now.images - self._last.images) / (now.batches - self._last.batches)
         self._last = now
 
@@ -148,6 +154,7 @@ class Forecast:
         if not is_recorded:
             counted = self._counted().images - batch.before.images
             compiling = self._first_pass - batch.began if self._first_pass else 0.0
+            compiling += self._stall()
             # Only the first batch of a stage waits for its compilation.
             compiling = compiling if stage.compiling is None else 0.0
             stage.compiling = compiling if stage.compiling is None else stage.compiling
@@ -215,9 +222,24 @@ class Forecast:
         stage, batch = self.stages[number], self._batch
         if batch is None or batch.stage != number or not self._first_pass:
             return stage.seconds, stage.passes
-        since = self._first_pass if stage.compiling is None else batch.began
         done = stage.passes + self._now()[0]
-        return (stage.seconds + self._clock() - since, done) if done else (0.0, 0.0)
+        if stage.compiling is not None:
+            return stage.seconds + self._last_pass - batch.began, done
+        if len(self._waits) < 2:
+            # What ends the first wait may be a compilation.
+            return 0.0, 0.0
+        return self._last_pass - self._first_pass - self._stall(), done
+
+    def _stall(self) -> float:
+        """The longest wait of the batch, if it was for a compilation.
+
+        Attacks score their images before their loop is compiled, so the first pass comes too early.
+        """
+        if len(self._waits) < 2:
+            return 0.0
+        longest = max(self._waits)
+        usual = (sum(self._waits) - longest) / (len(self._waits) - 1)
+        return longest if longest > _STALL * usual else 0.0
 
     def seconds_left(self, work: Sequence[Work]) -> float | None:
         """Returns how long the batch and the work after it will take; None if nobody knows yet."""
