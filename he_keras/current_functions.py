@@ -1,7 +1,7 @@
 """A model whose compiled functions follow the settings of its layers.
 
 Keras compiles the steps of `fit`, `evaluate` and `predict` once. A setting that is changed later,
-such as the scale of a head or whether a layer is trained, would have no effect, without a word.
+such as the scale of a head, would have no effect, without a word.
 """
 
 import types

@@ -31,8 +31,8 @@ def load_classifier(path, signature: str | None = None, output: str | None = Non
     """Loads a classifier that attacks and `evaluate_robustness` accept.
 
     Args:
-        path: a run folder (its `model.keras`), a `.keras` file, a SavedModel folder, or a folder of
-            numbered SavedModels as `export_saved_model` writes it (the highest number counts).
+        path: a run folder (its `model.keras`), a `.keras` file, or a SavedModel folder. Of numbered
+            SavedModels, as `export_saved_model` writes them, the highest number counts.
         signature: SavedModels only: the signature to call. Default: "serving_default", else the
             only signature, else the saved object's `__call__`.
         output: SavedModels only: the output that holds the logits. Default: "logits", else the only

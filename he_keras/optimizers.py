@@ -143,7 +143,7 @@ class SGD(keras.optimizers.Optimizer):
         if not isinstance(self.momentum, LearningRateSchedule):
             return self.momentum
         # Keras reads a scheduled learning rate at the count of batches, while `iterations` counts
-        # updates: this is the batch at which an accumulated update takes place.
+        # updates. This is the batch at which an accumulated update takes place.
         per_update = self.gradient_accumulation_steps or 1
         return self.momentum(self.iterations * per_update + (per_update - 1))
 

@@ -59,8 +59,8 @@ def get(name: str, **options) -> Analysis:
 def from_text(name: str, assignments: Iterable[str]) -> Analysis:
     """Builds an analysis from options as a command line has them, such as "num_steps=5".
 
-    A text becomes what the option's default is: True or False, a whole number, a number (fractions
-    such as "8/255" too), or a tuple of these between commas.
+    A text becomes what the option's default is: True or False, or a number (whole, or with
+    fractions such as "8/255"). It may be a tuple of these, between commas.
     """
     chosen = _look_up(name)
     texts: dict[str, str] = {}

@@ -4,8 +4,9 @@ Every tool runs in a process of its own. Rounds are interleaved: one step of eac
 again. The best time of each counts. The first step of each is compared before anything is timed:
 its loss, and the logits after the update. The table has more than the ratio. It has images per
 second, and floating-point operations per second of the convolutions alone, counted from their
-shapes. It gives these as a share of a matrix product of the same dtype in the same run, and of what
-the convolutions take by themselves. It also has the seconds to the first step, and peak memory.
+shapes. It gives these as a share of a matrix product of the same dtype in the same run. It also
+gives them as a share of what the convolutions take alone. It also has the seconds to the first
+step, and peak memory.
 """
 
 import dataclasses

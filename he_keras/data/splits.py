@@ -48,7 +48,7 @@ def check(split: str, validation_examples: Any, test_fraction: Any) -> None:
 def chosen(dataset: datasets.AnyDataset, split: str, test_fraction: float) -> datasets.AnyDataset:
     """Returns a source's split, or the part of that name if the source is one set.
 
-    The test examples are spread evenly over the classes: a fixed permutation is sorted stably by
+    The test examples are spread evenly over the classes. A fixed permutation is sorted stably by
     class, and the share `test_fraction` is taken from every stretch of it.
     """
     if dataset.split == split:

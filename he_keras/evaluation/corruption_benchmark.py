@@ -78,8 +78,8 @@ class CorruptionReport:
         baseline_errors: mean errors of the baseline, for the mCE.
         model: facts of the model.
         bounds: smallest and largest pixel value of the images that the model took.
-        data: the digest of the uncorrupted images and labels; None where they were not given, or
-            are only the first ones, or of other bounds than [0, 1].
+        data: the digest of the uncorrupted images and labels. None where they were not given, are
+            only the first ones, or have other bounds than [0, 1].
     """
 
     source: str

@@ -29,8 +29,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
     batch variance and PyTorch the unbiased one. They differ by a factor n / (n - 1) for n values of
     a channel.
 
-    Keras's layer does what the fused kernel cannot do: masks, renormalisation, inputs that are not
-    images with their channels last, float64, and statistics over several replicas.
+    Keras's layer does what the fused kernel cannot do: masks, renormalisation, float64, and
+    statistics over several replicas. It also takes inputs that are not images with their channels
+    last.
 
     Args:
         axis: The axis that is kept; the channels.

@@ -7,9 +7,9 @@ cross-entropy to y. z1 and z2 are uniform in the threat model around x, and a is
 `z = (1 - a) * z1 + a * z2`, and x' is FGSM's example. Unlike GradAlign it needs no gradient of a
 gradient.
 
-ELLE-A (`adaptive=True`): lambda starts at 0. If the mean error of a batch exceeds the mean of all
-earlier batches by two standard deviations, lambda becomes `penalty_weight` from the next batch on.
-Otherwise it is multiplied by 0.99. As in the released code, this begins after three batches.
+ELLE-A (`adaptive=True`): lambda starts at 0. The mean error of a batch may exceed the mean of all
+earlier batches by two standard deviations. Then lambda becomes `penalty_weight` from the next batch
+on. Otherwise it is multiplied by 0.99. As in the released code, this begins after three batches.
 
 As in the released code, FGSM starts at the image, and the three points pass through the network as
 one batch in training mode. With an HE head the penalty sees what the adversary sees: scaled logits

@@ -1,7 +1,7 @@
 """Draws the pictures of docs/reference/corruptions.md, or with --speed prints its table of speeds.
 
-Every corruption at every severity: on a CIFAR-10 test image, enlarged three times, and on a 224 x
-224 part of a photograph that comes with scikit-learn.
+Every corruption at every severity. One picture is a CIFAR-10 test image, enlarged three times; the
+other a 224 x 224 part of a photograph that comes with scikit-learn.
 """
 
 import pathlib

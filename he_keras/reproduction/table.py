@@ -42,7 +42,7 @@ class Filled(NamedTuple):
         status: how far the cell is.
         examples: how many images each number comes from; None where it comes from none.
         scale_free: accuracy in % under an attack that no scale of the logits can weaken, of the
-            first seed; None where the cell's own attack is one.
+            first seed. None where the cell's own attack is one.
         remarks: what differs from the source, one statement each.
     """
 

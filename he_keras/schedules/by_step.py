@@ -1,10 +1,10 @@
 """Schedules that count in training steps: steps, straight lines, cosine, FastAT's triangle.
 
-Steps count from 0. A drop "at epoch 75" means that the first batch of the epoch with index 75
-already uses the new value, as in the papers' code. What Keras already offers is used: its
-`PiecewiseConstantDecay` and `CosineDecay`. `PiecewiseLinear` adds FastAT's triangular learning rate
-(Wong et al., 2020) and the momentum cycle that comes with it unseen. PyTorch's `CyclicLR` moves the
-momentum 0.9 -> 0.8 -> 0.9, against the learning rate, whatever momentum was configured.
+Steps count from 0. A drop "at epoch 75" is at the first batch of the epoch with index 75, as in the
+papers' code. What Keras already offers is used: its `PiecewiseConstantDecay` and `CosineDecay`.
+`PiecewiseLinear` adds FastAT's triangular learning rate (Wong et al., 2020) and the momentum cycle
+that comes with it unseen. PyTorch's `CyclicLR` moves the momentum 0.9 -> 0.8 -> 0.9, against the
+learning rate, whatever momentum was configured.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ class Recipe:
         cosine: whether the last layer normalises features and weights: "never", "always", or
             "without bias" if only the bias in the file tells.
         statistics: the mean that the network subtracts and the standard deviation that it divides
-            by; False for no standardisation; None if the file must contain them.
+            by. False for no standardisation; None if the file must contain them.
         stored_statistics: pairs of names that mean and standard deviation may have in the file. If
             the file contains a pair, it replaces `statistics`.
         options: further arguments of the network.

@@ -1,7 +1,7 @@
 """What `help(he.attacks.<Name>)` says of every registered attack: five labels, in one order.
 
-The examples themselves are run by `make test`, which collects the docstrings of the package; here
-it is checked that there is one to collect, for every attack.
+`make test` collects the docstrings of the package, and so runs the examples themselves. Here it is
+checked that there is one to collect, for every attack.
 """
 
 import doctest

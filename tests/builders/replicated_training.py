@@ -57,7 +57,7 @@ OBJECTIVES = {
 def mirrored():
     """One strategy for all tests.
 
-    The default reduction is by collective operations, and those of a second strategy in the same
+    The default reduction is by collective operations. Those of a second strategy in the same
     process, such as another test file's, clash with those of the first.
     """
     reduction = tf.distribute.ReductionToOneDevice()

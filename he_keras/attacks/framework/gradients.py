@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# float16 holds sizes from 6e-8 to 65504, and gradients shrink on the way from logits to pixels.
-# If the largest entry of the logits' gradient has this size, gradients may shrink a billion times
-# or grow a thousand times before float16 loses them.
+# float16 holds sizes from 6e-8 to 65504, and gradients shrink on the way from logits to pixels. The
+# size of the largest entry of the logits' gradient. From there, gradients may shrink a billion
+# times or grow a thousand times before float16 loses them.
 _LARGEST_ENTRY = 64.0
 _EXPONENT_BITS = {tf.float32: (tf.int32, 0x7F800000), tf.float64: (tf.int64, 0x7FF0000000000000)}
 # Of Adam.

@@ -80,8 +80,8 @@ def copy_neighbours(images: np.ndarray, reach: int, draws: Draws) -> np.ndarray:
     neighbour = (rows[:, None] + offsets[..., 1]) * width + (columns + offsets[..., 0])
     neighbour = neighbour.reshape(count, -1)
     num_pixels = height * width
-    # Two nodes for each pixel: its new value, and after all of those its old one, which is also
-    # the new value of pixels at the border.
+    # Two nodes for each pixel: its new value, and after all of those its old one. That is also the
+    # new value of pixels at the border.
     origin = np.tile(np.arange(2 * num_pixels), (count, 1))
     origin[:, :num_pixels] += num_pixels
     origin[:, place] = np.where(neighbour > place, neighbour, neighbour + num_pixels)
