@@ -130,7 +130,7 @@ class FeatureAttack(Attack):
     def __call__(self, model, images, labels, example_ids=None, *, targets=None) -> AttackResult:
         """Attacks `model`, see `Attack.__call__`; every example needs a target of another label."""
         images, labels = check_examples(self.threat, images, labels)
-        self._checked_targets(targets, labels)
+        self.goal_of(labels, targets)
         target_images, target_labels = self._targets or (images, labels)
         _check_targets(target_images, target_labels, images, labels)
         self._store(target_images.astype(images.dtype), target_labels)

@@ -42,6 +42,7 @@ from he_keras.attacks.framework.result import (
     Goal,
     Score,
     check_crafted,
+    checked_targets,
     checked_values,
     concatenate,
     copied,
@@ -247,7 +248,7 @@ class Attack(Configurable, Sealed):
                 for any class but its label.
         """
         images, labels = check_examples(self.threat, images, labels)
-        targets = self._checked_targets(targets, labels)
+        goal = self.goal_of(labels, targets)
         ids = np.arange(len(images)) if example_ids is None else np.asarray(example_ids)
         if ids.shape != labels.shape or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
@@ -258,10 +259,9 @@ class Attack(Configurable, Sealed):
             self.check_model(model, images[: self.batch_size], labels)
             victim, warnings = agreed(model, images, self.logit_scale)
             found = probe(model, images)
-            if targets is not None:
-                self._check_target_classes(targets, found.logits.shape[1])
+            self._check_target_classes(goal, found.logits.shape[1])
             attack_batch = self._compile(victim, found)
-        goal, parts = Goal.of(labels, targets), []
+        parts = []
         for first in range(0, len(images), self.batch_size):
             rows = slice(first, first + self.batch_size)
             part = self._attack_with_restarts(
@@ -270,32 +270,19 @@ class Attack(Configurable, Sealed):
             parts.append(part)
         return dataclasses.replace(concatenate(parts), warnings=warnings)
 
-    def _checked_targets(self, targets, labels: np.ndarray) -> np.ndarray | None:
-        """The targets as int32; an error where they do not fit the labels or this attack."""
-        if targets is None:
-            return None
-        if not self.has_targeted_form:
+    def goal_of(self, labels: np.ndarray, targets) -> Goal:
+        """Returns the goal of an attack on these examples; an error where it cannot be aimed at."""
+        if targets is not None and not self.has_targeted_form:
             raise ValueError(
                 f"{self.name} has no targeted form; expected targets=None, or an attack that has "
                 f"one, such as cw-linf-20; received targets={targets!r:.60}"
             )
-        targets = np.asarray(targets)
-        if targets.shape != labels.shape or not np.issubdtype(targets.dtype, np.integer):
-            raise ValueError(
-                f"Invalid targets; expected integers of shape {labels.shape}; "
-                f"received dtype={targets.dtype}, shape={targets.shape}"
-            )
-        if targets.min() < 0 or np.any(targets == labels):
-            raise ValueError(
-                "Invalid targets; expected classes >= 0 other than the labels; "
-                f"received targets={targets!r:.60}"
-            )
-        return targets.astype(np.int32)
+        return Goal.of(labels, checked_targets(targets, labels))
 
-    def _check_target_classes(self, targets, num_classes: int) -> None:
-        if getattr(self, "loss", None) == "dlr":
+    def _check_target_classes(self, goal: Goal, num_classes: int) -> None:
+        if goal.is_targeted and getattr(self, "loss", None) == "dlr":
             self._check_num_classes(num_classes, MIN_CLASSES["dlr-targeted"])
-        check_class_numbers(targets, num_classes)
+        check_class_numbers(goal.classes, num_classes)
 
     def _attack_with_restarts(self, attack_batch, images, goal: Goal, ids) -> AttackResult:
         """Runs every restart on the examples that are not broken yet."""

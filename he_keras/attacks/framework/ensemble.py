@@ -19,7 +19,7 @@ import tensorflow as tf
 from he_keras.attacks.framework.agreement import agreed, standing_still
 from he_keras.attacks.framework.attack import Attack
 from he_keras.attacks.framework.gradients import loss_and_gradient
-from he_keras.attacks.framework.result import AttackResult, Goal, copied, is_wrong, merge
+from he_keras.attacks.framework.result import AttackResult, copied, is_wrong, merge
 from he_keras.attacks.framework.victim import Victim
 from he_keras.losses import cw_margin
 from he_keras.precision import change_by_rounding
@@ -112,7 +112,7 @@ class Ensemble(Attack):
 
     def _attacked(self, model, images, labels, example_ids, targets) -> EnsembleResult:
         images, labels = check_examples(self.threat, images, labels)
-        goal = Goal.of(labels, self._checked_targets(targets, labels))
+        goal = self.goal_of(labels, targets)
         ids = np.arange(len(labels)) if example_ids is None else np.asarray(example_ids)
         self.check_model(model, images[: self.batch_size], labels)
         warnings = self.warnings(model, images, labels)

@@ -102,6 +102,24 @@ class Goal(NamedTuple):
         return Score(self.is_reached(logits), tf.cast(margin, dtype or margin.dtype), finite)
 
 
+def checked_targets(targets, labels: np.ndarray) -> np.ndarray | None:
+    """Returns targets as int32, or None; an error where they do not fit the labels."""
+    if targets is None:
+        return None
+    targets = np.asarray(targets)
+    if targets.shape != labels.shape or not np.issubdtype(targets.dtype, np.integer):
+        raise ValueError(
+            f"Invalid targets; expected integers of shape {labels.shape}; "
+            f"received dtype={targets.dtype}, shape={targets.shape}"
+        )
+    if targets.min() < 0 or np.any(targets == labels):
+        raise ValueError(
+            "Invalid targets; expected classes >= 0 other than the labels; "
+            f"received targets={targets!r:.60}"
+        )
+    return targets.astype(np.int32)
+
+
 def is_wrong(logits, labels):
     """True where the prediction is not the label; logits that are NaN count as wrong."""
     predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
