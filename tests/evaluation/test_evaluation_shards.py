@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 import tracemalloc
+import types
 
 import numpy as np
 import pytest
@@ -168,7 +169,8 @@ def costly(monkeypatch):
     monkeypatch.setattr(robustness, "epsilon_curve", count("curve", curve))
     monkeypatch.setattr(robustness, "sanity_checks", count("after", (CHECK,)))
     monkeypatch.setattr(robustness, "run_panel", count("panel", {"num_examples": 1, "rows": []}))
-    monkeypatch.setattr(robustness, "_panel_argument", lambda panel, checks, model: checks)
+    with_a_cosine_head = types.SimpleNamespace(head=he.CosineHead(3))
+    monkeypatch.setattr(robustness, "Victim", lambda model: with_a_cosine_head)
     return calls
 
 

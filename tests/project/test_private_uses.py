@@ -16,7 +16,7 @@ SMALL = "A limit for large models or data, set so low that small ones reach it."
 INSIDE = "One step of a longer calculation, compared with NumPy: its result alone has many causes."
 TAKEN = "Which of two ways was taken: both give the same values."
 TRAINS = "In place of a training or an attack that would take minutes."
-REGISTRY = "What a test registers is taken out again, which no user needs."
+REGISTRY = "What is registered under a name: a user sees only what it builds."
 TIMING = "A thread or clock of the server, which answers do not show."
 
 ALLOWED = {
@@ -69,7 +69,6 @@ ALLOWED = {
     },
     REGISTRY: {
         "_ENTRIES": 1,
-        "_panel_argument": 1,
     },
     TIMING: {
         "_Packed": 1,
