@@ -110,14 +110,13 @@ def test_growth_fits_a_line_to_the_attack_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["pgd_at", "free_at"])
-def test_a_cell(objective, tmp_path):
+def test_a_cell(tmp_path):
     tools = ["he_keras", "he_keras-linear", "convolutions"]
-    cells = training.cells([objective], ["float32"], ["preact-resnet-small"], [4])
+    cells = training.cells(["free_at"], ["float32"], ["preact-resnet-small"], [4])
     text = training.measure(cells, tools, 1, tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     (found,) = written["cells"]
-    assert objective in text and found["cell"]["objective"] == objective
+    assert "free_at" in text and found["cell"]["objective"] == "free_at"
     alone, step = found["seconds"]["convolutions"], found["seconds"]["he_keras"]
     assert found["share_of_bound"] == pytest.approx(alone / step) and alone > 0
     assert found["first_step"]["he_keras"] > 0 and step > 0
