@@ -41,7 +41,7 @@ def random_signs(surface, index):
     return np.array([1 if bits >> place & 1 else -1 for place in range(8)], float)
 
 
-@pytest.mark.fast_cases("cw")
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ce", "cw"])
 def test_a_linear_model_has_a_plane(loss):
     threat = he.ThreatModel("linf", EPSILON)

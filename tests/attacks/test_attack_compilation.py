@@ -100,7 +100,7 @@ def test_weights_that_changed_between_two_calls_are_used():
         np.testing.assert_array_equal(again.success, fresh.success)
 
 
-@pytest.mark.fast_cases("margin-0.9")
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "value"), [("scale", 2.0), ("margin", 0.9)])
 def test_a_head_whose_scale_or_margin_changed_is_compiled_anew(setting, value):
     model, threat = cosine_model(), he.ThreatModel("l2", 0.05)

@@ -107,12 +107,9 @@ def test_a_wrong_argument_is_answered_with_the_valid_ones(run, tmp_path, argumen
     assert "Traceback" not in answer[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(["--config=quickstart_digits"], marks=pytest.mark.slow),
-        ["--config", "quickstart_digits"],
-    ],
+    "form", [["--config=quickstart_digits"], ["--config", "quickstart_digits"]]
 )
 def test_an_experiment_is_trained_by_its_name(run, tmp_path, form):
     code, out, err = run("train", *form, "--smoke", f"--output_dir={tmp_path / 'run'}")

@@ -219,6 +219,7 @@ def test_frozen_layers_stay_as_they_are():
     assert changed == [weight.shape == (5, 3) for weight in before]
 
 
+@pytest.mark.slow
 def test_a_model_can_be_copied_after_training():
     """Tensors of the graph left on the model would make this fail."""
     model = build_model(OBJECTIVES["free_at"]())

@@ -156,10 +156,8 @@ def test_half_precision_rounds_folded_kernels_once_on_every_path():
     )
 
 
-@pytest.mark.fast_cases("subclassed")
-@pytest.mark.parametrize(
-    "name", some(["subclassed", "values", "sequential, late", "layer"], ["values", "layer"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["subclassed", "values", "sequential, late", "layer"])
 def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
     # Some of them augment images, which `fit` refuses to attack.
     objective = he.objectives.Standard(THREAT)

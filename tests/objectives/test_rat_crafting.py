@@ -81,13 +81,10 @@ def test_crafting_equals_that_of_a_copy_with_noisy_weights():
     np.testing.assert_array_equal(calm, without)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "policy"),
-    [
-        (True, "mixed_float16"),
-        pytest.param(True, "float32", marks=pytest.mark.slow),
-        pytest.param(False, "float32", marks=pytest.mark.slow),
-    ],
+    [(True, "mixed_float16"), (True, "float32"), (False, "float32")],
 )
 def test_weights_are_the_same_bits_after_crafting(compiled, policy):
     keras.config.set_dtype_policy(policy)

@@ -100,9 +100,8 @@ def test_configuration_is_plain_data_and_comes_back(name):
         assert getattr(restored, attribute) == getattr(objective, attribute)
 
 
-@pytest.mark.parametrize(
-    "name", ["awp of rat", *(pytest.param(each, marks=pytest.mark.slow) for each in WRAPPERS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["awp of rat", *WRAPPERS])
 def test_a_saved_model_trains_on_as_if_never_saved(name, tmp_path):
     images, labels = small_examples()
     model = build_model(NESTED[name]())

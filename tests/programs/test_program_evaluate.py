@@ -41,7 +41,7 @@ def expected():
     return attack(functional(), images(), labels())
 
 
-@pytest.mark.fast_cases("any.keras", "served")
+@pytest.mark.fast_cases("any.keras")
 @pytest.mark.parametrize("path", ["any.keras", "run", "run/model.keras", "served", "exported"])
 def test_a_model_of_every_kind_of_file(run, files, tmp_path, path):
     code, out, err = run(

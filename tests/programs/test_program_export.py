@@ -51,6 +51,7 @@ def test_run_becomes_a_version_with_what_is_known_of_it(run, trained, tmp_path):
     assert answer["labels"].shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_run_is_found(run, trained, tmp_path):
     """The report of these weights; `evaluate` writes the digest that export compares."""
     model = he.load_classifier(trained)

@@ -102,6 +102,7 @@ def test_a_folder_of_another_evaluation_is_refused_with_the_difference(run, file
     assert (evaluated / "report.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_folder_without_records_is_no_evaluation(run, files, evaluated):
     for records in filter(pathlib.Path.is_dir, (evaluated / "adversarial").iterdir()):
         shutil.rmtree(records)
