@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from he_keras.arguments import parse_epsilon
-from he_keras.balls import NORMS
+from he_keras.balls import NORMS, sparse_step
 from he_keras.threat import ThreatModel
 
 ORDER = {"linf": np.inf, "l2": 2, "l1": 1}
@@ -198,6 +198,15 @@ def test_steepest_steps_by_hand():
     for norm, step in expected.items():
         result = ThreatModel(norm, 0.1).steepest_step(gradient).numpy()
         np.testing.assert_allclose(result, [step, [0, 0, 0]], rtol=0, atol=1e-15)
+
+
+def test_sparse_steps_by_hand():
+    gradient = tf.constant([[3.0, -2.0, 1.0], [3.0, -2.0, 2.0], [0.0, 0.0, 0.0], [0.5, -4.0, 1.0]])
+    number, length = tf.constant([2, 2, 1, 0]), tf.constant([0.5, 0.6, 1.0, 1.0])
+    step = sparse_step(gradient, number, length)
+    # Ties are all taken, zeros give no step, and there is at least one entry to step in.
+    expected = [[0.25, -0.25, 0.0], [0.2, -0.2, 0.2], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0]]
+    np.testing.assert_allclose(step, expected, rtol=1e-6)
 
 
 def test_l1_step_divides_by_the_number_of_ties():
