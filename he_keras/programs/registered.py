@@ -45,6 +45,10 @@ def _has_own_parts() -> bool:
     return bool(own_parts.split(sys.argv)[1])
 
 
+def _with_hint(error: ValueError) -> ValueError:
+    return ValueError(f"{error} (a part of your own needs --import=MODULE)")
+
+
 def check_attacks(names) -> None:
     """Raises a ValueError unless attacks of the package have these names."""
     if names is not None and not names:
@@ -52,7 +56,10 @@ def check_attacks(names) -> None:
     found = entries("attacks")
     known = {name: Entry(None, o.get("budget"), o.get("argument")) for name, o in found.items()}
     for name in [] if _has_own_parts() else names or ():
-        look_up(name, known)
+        try:
+            look_up(name, known)
+        except ValueError as error:
+            raise _with_hint(error) from None
 
 
 def check_part(kind: str, folder: str, name: str) -> None:
@@ -60,7 +67,7 @@ def check_part(kind: str, folder: str, name: str) -> None:
     known = entries(folder)
     forms = (_NUMBER.sub("[0-9]+", re.escape(each)) for each in known)
     if not _has_own_parts() and not any(re.fullmatch(form, name) for form in forms):
-        raise unknown_name(kind, name, known)
+        raise _with_hint(unknown_name(kind, name, known))
 
 
 def check_overrides(arguments) -> None:

@@ -43,9 +43,11 @@ def test_the_commands_of_the_page(folder, run):
     assert config["imports"] == ["my_parts"]
     # As another process would begin.
     forget_the_page()
-    # The name of an attack is checked before the model is read.
-    forgotten = evaluate[1].replace("--import=my_parts ", "").replace("random-corner,", "")
+    forgotten = evaluate[1].replace("--import=my_parts ", "")
     answer = run(evaluate[0], *forgotten.split())
+    # The name of an attack is checked before the model is read.
+    assert_one_line_error(answer, "Unknown attack", "'random-corner'", "needs --import=MODULE")
+    answer = run(evaluate[0], *forgotten.replace("random-corner,", "").split())
     assert_one_line_error(answer, "parts of its own", "--import=my_parts", "runs/mine")
     # A part's class stays known to Keras; here it is registered once more.
     code, out, err = run(evaluate[0], *evaluate[1].split())
