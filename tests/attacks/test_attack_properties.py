@@ -29,7 +29,7 @@ EXAMPLES = 24
 #: What the fast tests try in l2 and with bfloat16 bodies; the slow ones try all, and l1.
 IN_L2 = ("pgd", "apgd-t", "cw-l2")
 IN_BFLOAT16 = ("pgd", "apgd-ce")
-#: Settings of attacks that the fast tests try.
+#: Settings of attacks that are tried in every norm; these are tried in linf, by slow tests.
 LIKE_OTHERS = ("adaptive-pgd", "apgd-dlr", "bim", "fab", "fgsm", "mim", "nes")
 #: Ensembles of attacks that are tried one by one: like AutoAttack, which is tried in every norm.
 LIKE_AUTOATTACK = ("autoattack-plus", "autoattack-rand", "screen")
@@ -45,7 +45,8 @@ def cases():
             for policy in POLICIES:
                 if policy != "float32" and norm != "linf":
                     continue
-                if base in LIKE_AUTOATTACK and (norm, policy) != ("linf", "float32"):
+                is_like_others = base in (*LIKE_AUTOATTACK, *LIKE_OTHERS)
+                if is_like_others and (norm, policy) != ("linf", "float32"):
                     continue
                 is_slow = (
                     base in (*registered_attacks.SLOW, *LIKE_OTHERS)

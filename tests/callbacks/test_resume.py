@@ -260,7 +260,7 @@ def test_environment_of_a_resumed_run_is_added(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {**first, "resumed_in": [later]}
 
 
-@pytest.mark.parametrize("kind", ["ema", "swa"])
+@pytest.mark.parametrize("kind", ["swa"])
 def test_weight_averaging_goes_on_and_ends_in_the_model(tmp_path, kind):
     averaging = {"kind": kind, "decay": 0.9, "start_epoch": 1, "warm_up": False}
     config = changed(

@@ -31,7 +31,6 @@ STAND_INS = {
 }
 #: Every registered network, or its stand-in, once.
 NETWORKS = list(dict.fromkeys(STAND_INS.get(name, name) for name in he.networks.names()))
-FAST_NETWORKS = ("lenet",)
 #: Objectives with more than one pass of training, or state.
 OBJECTIVES = {
     "awp": {"base": "pgd_at", "num_steps": 2, "warm_up_steps": 0},
@@ -92,10 +91,23 @@ def network_of(name, dtype):
         keras.config.set_dtype_policy("float32")
 
 
+#: In float32 they run all that these do: the same layers, fewer of them.
+LONG = ("resnet-50", "mobilenet-v2")
+CASES = [
+    (name, dtype)
+    for name in NETWORKS
+    for dtype in ("float32", "mixed_bfloat16")
+    if dtype == "float32" or name not in LONG
+]
+
+
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+    ("name", "dtype"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in [("lenet", "float32")]))
+        for case in CASES
+    ],
 )
-@pytest.mark.parametrize("name", some(NETWORKS, FAST_NETWORKS))
 def test_networks(name, dtype):
     """Features of both modes, gradients of images and weights, and batch statistics."""
 

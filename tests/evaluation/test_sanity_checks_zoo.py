@@ -28,8 +28,7 @@ def documented(name):
     return line
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(("name", "seed"), list(zip(HONEST, (0, 1), strict=True)))
 def test_no_check_fires_on_an_honest_model(name, seed):
     assert [check for check in found(name, seed) if check.fired] == []
 

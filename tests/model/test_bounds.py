@@ -73,7 +73,9 @@ def in_units(network, threat):
     return keras.Model(images, hidden)
 
 
-NAMES = [name for name in he.attacks.names() if base_name(name) not in ("transfer", "cleverhans")]
+#: Bridges, and settings of attacks and ensembles that are tried.
+OTHERS = ("transfer", "cleverhans", "bim", "mim", "nes", "autoattack-plus", "autoattack-rand")
+NAMES = [name for name in he.attacks.names() if base_name(name) not in OTHERS]
 
 
 @pytest.mark.slow

@@ -24,13 +24,14 @@ def kinds_of(cell):
     config = scales.configuration(cell.model, "smoke")
     head = config.head
     found = {
-        (config.objective.name, config.objective.get("base"), head.kind),
+        (config.objective.name, config.objective.get("base")),
         (head.kind, head.feature_norm, head.weight_norm),
         (tuple(config.network.input_shape), bool(config.train.cycle_ends)),
     }
     for each in cell.measurements:
         # Numbers of steps, queries and severities are one kind.
-        found |= {re.sub(r"\d+", "K", each.key()), (each.kind, head.kind)}
+        name = re.sub(r"\d+", "K", each.name)
+        found |= {(each.kind, each.protocol, name), (each.kind, head.kind)}
     return found
 
 
