@@ -211,7 +211,7 @@ def recovering_config(**settings):
 @pytest.mark.parametrize(
     ("reaction", "batches"),
     # The one with the most state at every moment, the others at the middle one.
-    [("recover", 9), ("monitor", 6), ("stop", 6)],
+    [("recover", 9), ("stop", 6)],
 )
 def test_a_killed_run_ends_as_if_never_killed(tmp_path, reaction, batches):
     config = recovering_config(guard_on_collapse=reaction)

@@ -37,7 +37,7 @@ SEARCH = (
     "--config=tests/builders/tiny_config.py",
     "--config.train.epochs=8",
     "--tuner=random",
-    "--max_trials=3",
+    "--max_trials=2",
     "--objective=margin-pgd-2",
 )
 
