@@ -34,16 +34,9 @@ KL_ATTACKS = {
     "trades_kl_0.031_0.007": (0.031, 0.007),
     "trades_kl_8_255_2_255": ("8/255", "2/255"),
 }
-#: Each kind of step once; the slow tests run the same steps with other sizes and counts.
-FAST_SIGN_ATTACKS = ("fgsm", "pgd20_2_255", "mim20_2_255", "pgd20_cw_2_255")
-FAST_LIVE_ATTACKS = ("fgsm-l2", "mim-l2")
 LINF = he.ThreatModel("linf", "8/255")
 
 both_heads = pytest.mark.parametrize("head", golden_models.HEADS)
-
-
-def some(names, fast):
-    return [pytest.param(each, marks=[pytest.mark.slow] * (each not in fast)) for each in names]
 
 
 @functools.cache
@@ -83,7 +76,7 @@ def test_the_models_are_the_reference_models(head):
 
 @pytest.mark.fast_cases("fgsm-linear", "fgsm-he", "pgd20_2_255-linear", "mim20_2_255-he")
 @both_heads
-@pytest.mark.parametrize("attack", some(SIGN_ATTACKS, FAST_SIGN_ATTACKS))
+@pytest.mark.parametrize("attack", SIGN_ATTACKS)
 def test_sign_attacks_give_the_stored_images(head, attack):
     stored = golden_models.outputs("linf", head, attack)
     allowed = golden_models.tolerances(head, attack)
@@ -167,7 +160,7 @@ def cleverhans_settings():
 
 @pytest.mark.fast_cases("fgsm-l2-linear", "mim-l2-he")
 @both_heads
-@pytest.mark.parametrize("name", some(cleverhans_settings(), FAST_LIVE_ATTACKS))
+@pytest.mark.parametrize("name", cleverhans_settings())
 def test_cleverhans_gives_the_same_images(head, name):
     import importlib
 

@@ -107,10 +107,7 @@ def test_changes_after_the_first_call_are_followed(change, policy):
 
 
 @pytest.mark.fast_cases("scale")
-@pytest.mark.parametrize(
-    "change",
-    some([each for each in CHANGES if each != "frozen"], ["other activation", "strides"]),
-)
+@pytest.mark.parametrize("change", [each for each in CHANGES if each != "frozen"])
 def test_a_compiled_attack_follows_changes_of_the_layers(change):
     model, labels = model_zoo.model_of("functional"), np.zeros(6, int)
     images = model_zoo.images().numpy()
@@ -171,9 +168,7 @@ def test_networks_that_do_not_say_their_shapes_train_and_evaluate(name):
 
 
 @pytest.mark.fast_cases("pgd-2")
-@pytest.mark.parametrize(
-    "name", some(["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"], ["fn-pgd-2", "cw-linf-2"])
-)
+@pytest.mark.parametrize("name", ["pgd-2", "feature-2", "fn-pgd-2", "cw-linf-2"])
 def test_attacks_read_the_weights_once(name, monkeypatch):
     """Once in their loop, whatever its number of steps, and once in the function that scores."""
     model, images = model_zoo.model_of("functional"), model_zoo.images().numpy()
