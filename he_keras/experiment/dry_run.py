@@ -161,17 +161,13 @@ def _scoring(prepared: Search, training: Training, num_trials: int) -> list[Cost
     images, _ = next(training.validation_batches().as_numpy_iterator())
     # With the model's own answers as labels, all are right.
     labels = training.model.predict(images, verbose=0).argmax(axis=1)
-    scorer, seconds = Scorer(training.model), []
-    # The first time compiles what scores the model and what attacks it.
-    for _ in range(2):
-        began = time.perf_counter()
-        scorer(images, labels)
-        attack(training.model, images, labels)
-        seconds.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    Scorer(training.model)(images, labels)
+    scoring = time.perf_counter() - began
     probe = Probe(training.model, images, labels, [attack], size)
     count = prepared.num_examples * num_trials
     line = probe.cost_of(attack, count, f"{num_trials} x {attack.name}")
-    compiling = num_trials * max(seconds[0] - seconds[1], 0.0)
+    compiling = num_trials * (scoring + probe.seconds_to_compile([attack]))
     return [line._replace(seconds=line.seconds + compiling)]
 
 
