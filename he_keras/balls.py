@@ -22,8 +22,8 @@ DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
 _NORM_FLOOR = 1e-12
 #: AutoAttack's: keeps the step of a gradient of zeros finite.
 _COUNT_FLOOR = 1e-10
-#: Halves an interval to the last bit of float32 and a few more.
-_BISECTION_STEPS = 40
+#: A sum over an image that misses the radius by so many units in the last place has reached it.
+_SUM_UNITS = 8
 #: Added to a radius before a division by it: near the smallest normal number of float32, so it
 #: changes no radius but 0.
 _ZERO_RADIUS = 1e-37
@@ -101,29 +101,38 @@ def project(perturbation, norm: str, radius):
 def project_l1(perturbation, room, radius):
     """Maps each perturbation to the nearest point of the l1 ball with entries of at most `room`.
 
-    Solves `sum_i clip(|d_i| - a, 0, room_i) = radius` for the shift `a >= 0` by bisection. The sum
-    falls with `a`. Where it is at most the radius from the start, `a` stays zero.
+    Solves `sum_i clip(|d_i| - a, 0, room_i) = radius` for the shift `a >= 0` by Newton's method.
+    The sum falls with `a`, piecewise linearly. A Newton step that leaves the interval in which the
+    root must lie is replaced by the middle of that interval. Real perturbations take 4 to 8 steps.
+    Where the sum is at most the radius from the start, `a` stays zero.
     """
-    axes = example_axes(perturbation)
-    size = tf.abs(perturbation)
+    size, limit = tf.abs(flat(perturbation)), flat(room)
+    tolerance = float(_SUM_UNITS * np.finfo(size.dtype.as_numpy_dtype).eps) * radius
 
     def shrunk(shift):
-        return tf.clip_by_value(size - shift, 0.0, room)
+        return tf.clip_by_value(size - shift, 0.0, limit)
 
-    def total(shift):
-        return tf.reduce_sum(shrunk(shift), axis=axes, keepdims=True)
+    def newton_step(shift, lower, upper, _):
+        kept = shrunk(shift)
+        excess = _sum(kept) - radius
+        lower, upper = tf.where(excess > 0, shift, lower), tf.where(excess > 0, upper, shift)
+        moving = tf.cast((kept > 0) & (kept < limit), size.dtype)
+        following = shift + tf.math.divide_no_nan(excess, _sum(moving))
+        is_inside = (following > lower) & (following < upper)
+        following = tf.where(is_inside, following, 0.5 * (lower + upper))
+        # A root that is found stays, so that no example influences another.
+        following = tf.where(tf.abs(excess) <= tolerance, shift, following)
+        # Not `!=`, which NaN would never end.
+        return following, lower, upper, tf.reduce_any(tf.abs(following - shift) > 0)
 
-    upper = length(perturbation, "linf")
-    lower = tf.zeros_like(upper)
-    for _ in range(_BISECTION_STEPS):
-        middle = 0.5 * (lower + upper)
-        too_long = total(middle) > radius
-        lower = tf.where(too_long, middle, lower)
-        upper = tf.where(too_long, upper, middle)
-    # `lower` is too small by rounding, which adds up over the coordinates: the last factor puts the
-    # perturbation onto the sphere. A scheduled radius may be 0: no 0 / 0.
-    excess = tf.maximum(total(lower) / (radius + _ZERO_RADIUS), 1.0)
-    return tf.sign(perturbation) * shrunk(lower) / excess
+    zero, largest = tf.zeros_like(size[:, :1]), tf.reduce_max(size, axis=1, keepdims=True)
+    start = zero, zero, largest, tf.constant(True)
+    shift = tf.while_loop(lambda *state: state[-1], newton_step, start)[0]
+    # Rounding adds up over the coordinates: the last factor puts the perturbation onto the sphere.
+    # A scheduled radius may be 0: no 0 / 0.
+    kept = shrunk(shift)
+    kept /= tf.maximum(_sum(kept) / (radius + _ZERO_RADIUS), 1.0)
+    return tf.sign(perturbation) * tf.reshape(kept, tf.shape(perturbation))
 
 
 def seeds_of_target(seeds, index):

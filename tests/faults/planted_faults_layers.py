@@ -19,8 +19,8 @@ FAULTS = [
     (
         "l1 projection scales instead of shrinking",
         "balls.py",
-        "return tf.sign(perturbation) * shrunk(lower) / excess",
-        "return perturbation * tf.minimum(1.0, radius / (total(0.0) + _ZERO_RADIUS))",
+        "return tf.sign(perturbation) * tf.reshape(kept, tf.shape(perturbation))",
+        "return perturbation * tf.minimum(1.0, radius / length(perturbation, 'l1'))",
         "tests/layers/test_threat.py::test_l1_projection_solves_the_quadratic_program",
     ),
     (
