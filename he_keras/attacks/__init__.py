@@ -6,7 +6,12 @@ with a subclass of `Attack` that defines `run`, register a name in it, and impor
 
 from he_keras.attacks.apgd import APGD, APGDCE, APGDDLR
 from he_keras.attacks.apgd_targeted import APGDTargeted
-from he_keras.attacks.autoattack import AutoAttack, AutoAttackPlus, AutoAttackRand
+from he_keras.attacks.autoattack import (
+    AutoAttack,
+    AutoAttackFastFirst,
+    AutoAttackPlus,
+    AutoAttackRand,
+)
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.cleverhans_bridge import (
     Cleverhans,
@@ -16,6 +21,7 @@ from he_keras.attacks.cleverhans_bridge import (
 )
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.fab import FAB, FABT
+from he_keras.attacks.fast import Fast, Screen
 from he_keras.attacks.feature_attack import FeatureAttack
 from he_keras.attacks.feature_norm_pgd import FeatureNormPGD
 from he_keras.attacks.framework.attack import Attack
@@ -36,7 +42,6 @@ from he_keras.attacks.projected_gradient import (
 )
 from he_keras.attacks.rays import RayS
 from he_keras.attacks.registry import check_name, get, names, register
-from he_keras.attacks.screen import Screen
 from he_keras.attacks.square import Square
 from he_keras.attacks.transfer import Transfer
 from he_keras.attacks.zeroth_order import ZOO
@@ -51,6 +56,7 @@ __all__ = [
     "Attack",
     "AttackResult",
     "AutoAttack",
+    "AutoAttackFastFirst",
     "AutoAttackPlus",
     "AutoAttackRand",
     "BIM",
@@ -67,6 +73,7 @@ __all__ = [
     "FAB",
     "FABT",
     "FGSM",
+    "Fast",
     "FeatureAttack",
     "FeatureNormPGD",
     "GradientEstimation",

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from he_keras.arguments import check_number, check_positive_integer, check_share
-from he_keras.attacks.deepfool import Boundary, nearest_boundary
 from he_keras.attacks.framework.attack import Attack
+from he_keras.attacks.framework.boundary import Boundary, nearest_boundary
 from he_keras.attacks.framework.result import Best, Crafted, Goal, other_classes
 from he_keras.attacks.framework.rows import iterate, mask_like, select_rows
 from he_keras.attacks.framework.victim import Victim

@@ -100,7 +100,8 @@ def _figures(reports: Sequence[dict[str, Any]], is_cosine: bool) -> dict[str, di
             settings = row["settings"]
             # In mode "survivors" a row after the first is not asked about every image.
             is_whole = report["mode"] == "individual" or number == 0
-            if settings.get("version") == "standard" and row["name"] == "autoattack" and is_whole:
+            is_standard = settings.get("version") == settings.get("order", "standard") == "standard"
+            if is_standard and row["name"] == "autoattack" and is_whole:
                 scale = settings["logit_scale"]
                 kind = "cosines" if is_cosine and scale == _COSINES else "logits"
                 found[kind] = {

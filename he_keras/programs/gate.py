@@ -12,7 +12,7 @@ interval of the loss must be at most this: a test of non-inferiority on the same
 interval contains the limit, the images are too few to decide, and the exit code is 1.
 
 PATH is a .keras file, a run folder or a SavedModel. The attacks are those of the baseline, with
-their settings, else `screen`. They cost no more than `screen` unless --attacks names them. Data and
+their settings, else `fast`. They cost no more than `fast` unless --attacks names them. Data and
 threat model come from --run, from PATH or from the baseline. --output_dir (gate/ in the run folder
 or here) holds the report, gate.junit.xml and gate.sarif. The same command goes on where an
 interrupted one stopped.
@@ -76,7 +76,7 @@ def _run():
     run = _run_folder(path, baseline)
     config = evaluation_flags.configuration(run)
     with config.unlocked():
-        config.evaluation.attacks = tuple(ATTACKS.value or ("screen",))
+        config.evaluation.attacks = tuple(ATTACKS.value or ("fast",))
     model = load_classifier(path)
     threat, remark = _threat(config, model, baseline, run is not None)
     dataset = evaluation_flags.test_examples(config)

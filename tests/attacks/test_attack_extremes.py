@@ -15,7 +15,14 @@ EXAMPLES = 6
 #: They need the model's features or head, or come with a model of their own.
 OTHER_MODELS = ("feature", "fn-pgd", "transfer")
 #: Settings of PGD, and ensembles of attacks that are tried alone: nothing else happens in them.
-LIKE_OTHERS = ("bim", "mim", "autoattack-plus", "autoattack-rand", "screen")
+LIKE_OTHERS = (
+    "bim",
+    "mim",
+    "autoattack-fast-first",
+    "autoattack-plus",
+    "autoattack-rand",
+    "screen",
+)
 NAMES = [
     name
     for name in attacks.names()

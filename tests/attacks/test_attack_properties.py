@@ -32,7 +32,7 @@ IN_BFLOAT16 = ("pgd", "apgd-ce")
 #: Settings of attacks that are tried in every norm; these are tried in linf, by slow tests.
 LIKE_OTHERS = ("adaptive-pgd", "apgd-dlr", "bim", "fab", "fgsm", "mim", "nes")
 #: Ensembles of attacks that are tried one by one: like AutoAttack, which is tried in every norm.
-LIKE_AUTOATTACK = ("autoattack-plus", "autoattack-rand", "screen")
+LIKE_AUTOATTACK = ("autoattack-fast-first", "autoattack-plus", "autoattack-rand", "screen")
 # Rounding differs between batch sizes, and decides the sign of a gradient near zero.
 PIXELS_MOVED_BY_ROUNDING = 1e-3
 

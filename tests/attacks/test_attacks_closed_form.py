@@ -6,11 +6,12 @@ import pytest
 import tensorflow as tf
 
 import he_keras as he
-from he_keras.attacks import PGD, Victim, carlini_wagner, deepfool
+from he_keras.attacks import PGD, Victim, carlini_wagner
 from he_keras.attacks.apgd_targeted import APGDTargeted
 from he_keras.attacks.carlini_wagner import CarliniWagnerL2
 from he_keras.attacks.deepfool import DeepFool
 from he_keras.attacks.feature_attack import FeatureAttack
+from he_keras.attacks.framework import boundary
 from he_keras.attacks.framework.gradients import loss_and_gradient
 from he_keras.attacks.framework.result import Goal, other_classes
 from he_keras.attacks.framework.rows import iterate
@@ -58,7 +59,7 @@ def test_deepfool_goes_beyond_the_boundary_by_its_overshoot(norm):
 def test_distance_of_the_nearest_linear_boundary(norm):
     random = np.random.default_rng(1)
     weights, points, labels = random.normal(size=(6, 5)), random.normal(size=(4, 6)), [0, 1, 2, 3]
-    nearest, _ = deepfool.nearest_boundary(
+    nearest, _ = boundary.nearest_boundary(
         Victim(lambda images: images @ weights),
         tf.constant(points),
         Goal(tf.constant(labels)),

@@ -185,8 +185,8 @@ def test_evaluation_on_replicas():
 
 
 def test_attacks_that_evaluate_cannot_run_are_refused_when_they_are_given():
-    with pytest.raises(TypeError, match="screen cannot run inside another graph"):
-        trained_model("screen")
+    with pytest.raises(TypeError, match="fast cannot run inside another graph"):
+        trained_model("fast")
     restarts = attacks.get("pgd-2", LINF, num_restarts=3)
     with pytest.raises(ValueError, match="pgd-2 runs only once inside.*received num_restarts=3"):
         trained_model(restarts)

@@ -13,7 +13,7 @@ import he_keras as he
 from he_keras import attacks
 from he_keras.attacks import BIM, FGSM, CWLinf, Ensemble
 from he_keras.attacks.autoattack import AutoAttack
-from he_keras.attacks.screen import Screen
+from he_keras.attacks.fast import Fast, Screen
 
 pytestmark = pytest.mark.usefixtures("op_by_op")
 
@@ -133,7 +133,7 @@ def test_configuration_survives_serialization():
     assert [attack.name for attack in again.components] == ["weak", "medium", "strong"]
 
 
-# AutoAttack's and the screen's composition.
+# AutoAttack's composition.
 
 STANDARD = ["apgd-ce", "apgd-t", "fab-t", "square"]
 
@@ -176,25 +176,26 @@ def test_the_version_for_random_models():
 
 def test_other_budgets_are_noted():
     assert "not the standard budget" in AutoAttack(THREAT, num_queries=100).note
-    assert "screening" in Screen(THREAT).note
+    assert "an upper bound" in Fast(THREAT).note
+    assert Screen(THREAT).note.startswith("screen is now called fast")
 
 
 @pytest.mark.slow
-def test_autoattack_needs_four_classes_and_screen_two():
+def test_autoattack_needs_four_classes_and_fast_two():
     with pytest.raises(ValueError, match="Too few classes for autoattack; expected at least 4"):
         attacks.get("autoattack", THREAT)(
             lambda batch: linear(batch)[:, :3], images(), labels() % 3
         )
     binary = labels() % 2
-    result = Screen(THREAT)(lambda batch: linear(batch)[:, :2], images(), binary)
+    result = Fast(THREAT)(lambda batch: linear(batch)[:, :2], images(), binary)
     assert 0 < result.robust_accuracy < 1
 
 
 # Warnings.
 
 
-def warnings_of(model, name="screen", labels_=None):
-    options = {} if name == "screen" else {"num_steps": 5, "num_queries": 5}
+def warnings_of(model, name="fast", labels_=None):
+    options = {} if name == "fast" else {"num_steps": 5, "num_queries": 5}
     given = labels() if labels_ is None else labels_
     return " ".join(attacks.get(name, THREAT, **options)(model, images(), given).warnings)
 
@@ -231,20 +232,20 @@ def test_zero_gradients_and_late_success_are_noticed():
 @pytest.mark.slow
 def test_the_report_shows_stages_warnings_and_notes():
     report = he.evaluate_robustness(
-        quantised, (images(), labels()), THREAT, ["screen", "bim-3"], checks=False
+        quantised, (images(), labels()), THREAT, ["fast", "bim-3"], checks=False
     )
     row = report.rows[0]
-    assert [stage.name for stage in row.stages] == ["apgd-cw", "apgd-t", "square"]
-    alone = Screen(THREAT, batch_size=250)(quantised, images(), labels())
-    np.testing.assert_array_equal(report.correct["screen"], ~alone.success)
+    assert [stage.name for stage in row.stages] == ["apgd-cw", "apgd-nearest", "square"]
+    alone = Fast(THREAT, batch_size=250)(quantised, images(), labels())
+    np.testing.assert_array_equal(report.correct["fast"], ~alone.success)
     assert [stage.robust_accuracy for stage in row.stages] == [
         stage.robust_accuracy for stage in alone.stages
     ]
     clean = report.correct["clean"]
     assert row.forward_passes == pytest.approx(alone.forward_passes[clean].sum() / len(clean))
     table = report.table()
-    assert "WARNING (screen)" in table and "note (screen): screening" in table
-    assert table.index("square") < table.index("screen  ")
+    assert "WARNING (fast)" in table and "note (fast): an upper bound" in table
+    assert table.index("square") < table.index("fast  ")
     stored = report.to_json()["attacks"][0]
     assert stored["stages"][2]["name"] == "square" and stored["warnings"]
 

@@ -8,8 +8,8 @@ from attack_victims import Counting, images, labels, linear, seeds_of
 
 import he_keras as he
 from he_keras.attacks import Victim, get
-from he_keras.attacks.deepfool import nearest_boundary
 from he_keras.attacks.fab import FAB, FABT
+from he_keras.attacks.framework.boundary import nearest_boundary
 from he_keras.attacks.framework.result import Goal
 
 # The fast tests hold this attack to the promises of every attack and run its example.

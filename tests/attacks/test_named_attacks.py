@@ -15,16 +15,19 @@ CLASSES = {
     "apgd-dlr-3": attacks.APGDDLR,
     "apgd-t-3": attacks.APGDTargeted,
     "autoattack": attacks.AutoAttack,
+    "autoattack-fast-first": attacks.AutoAttackFastFirst,
     "autoattack-plus": attacks.AutoAttackPlus,
     "autoattack-rand": attacks.AutoAttackRand,
     "bim-3": attacks.BIM,
     "cw-linf-3": attacks.CWLinf,
     "fab-3": attacks.FAB,
     "fab-t-3": attacks.FABT,
+    "fast": attacks.Fast,
     "fgsm": attacks.FGSM,
     "mim-3": attacks.MIM,
     "nes-3": attacks.NES,
     "pgd-3": attacks.PGD,
+    "screen": attacks.Screen,
     "spsa-3": attacks.SPSA,
     "trades-kl-3": attacks.TradesKL,
 }
@@ -33,7 +36,13 @@ FAMILIES = {
     attacks.APGD: ("apgd-ce-3", "apgd-dlr-3", "apgd-t-3"),
     attacks.FAB: ("fab-3", "fab-t-3"),
     attacks.GradientEstimation: ("nes-3", "spsa-3"),
-    attacks.AutoAttack: ("autoattack", "autoattack-plus", "autoattack-rand"),
+    attacks.AutoAttack: (
+        "autoattack",
+        "autoattack-fast-first",
+        "autoattack-plus",
+        "autoattack-rand",
+    ),
+    attacks.Fast: ("fast", "screen"),
 }
 
 

@@ -14,6 +14,7 @@ BUDGET = 5
 OPTIONS = {
     "apgd-t": {"num_targets": 2},
     "autoattack": {"num_steps": 4, "num_queries": 8},
+    "autoattack-fast-first": {"num_steps": 4, "num_queries": 8},
     "autoattack-plus": {"num_steps": 4, "num_queries": 8},
     "autoattack-rand": {"num_steps": 4},
     "cw-l2": {"binary_search_steps": 2},
@@ -27,7 +28,15 @@ OPTIONS = {
     "zoo": {"num_queries": 60, "coordinates_per_step": 4, "binary_search_steps": 2},
 }
 #: Ensembles and bridges: several attacks in one, or no single graph.
-SLOW = ("autoattack", "autoattack-plus", "autoattack-rand", "cleverhans", "screen")
+SLOW = (
+    "autoattack",
+    "autoattack-fast-first",
+    "autoattack-plus",
+    "autoattack-rand",
+    "cleverhans",
+    "fast",
+    "screen",
+)
 
 
 def base_name(name):

@@ -148,7 +148,7 @@ def test_a_second_call_attacks_nothing(tmp_path):
     assert when_written(tmp_path / "adversarial") == written != {}
 
 
-def test_without_a_baseline_screen_runs_and_nothing_else(tmp_path, monkeypatch):
+def test_without_a_baseline_fast_runs_and_nothing_else(tmp_path, monkeypatch):
     asked = {}
 
     def stop(model, examples, threat, attacks, folder, batch_size, **options):
@@ -158,7 +158,7 @@ def test_without_a_baseline_screen_runs_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setitem(run_gate.__globals__, "evaluate_robustness", stop)
     with pytest.raises(KeyboardInterrupt):
         gate(tmp_path, min_worst_case=0.1)
-    assert asked["attacks"] == ("screen",)
+    assert asked["attacks"] == ("fast",)
     assert (asked["checks"], asked["panel"], asked["mode"]) == (False, False, "survivors")
 
 
@@ -178,7 +178,7 @@ def test_a_baseline_that_does_not_fit_is_refused_before_any_attack(baseline, tmp
         ("other images", {**limits, "examples": (images * 0.5, labels)}),
         ("other images", {**limits, "examples": (images[:20], labels[:20])}),
         ("another threat model", {**limits, "threat": he.ThreatModel("linf", 0.05)}),
-        ("Other attacks than the baseline's", {**limits, "attacks": ["screen"]}),
+        ("Other attacks than the baseline's", {**limits, "attacks": ["fast"]}),
         ("Cannot read report.json", {**limits, "baseline": tmp_path / "none"}),
     ]
     settings = changed(baseline, tmp_path / "a", settings={})
@@ -212,7 +212,7 @@ def test_dear_attacks_must_be_asked_for(baseline, tmp_path):
     settings = he.attacks.get("autoattack", program.THREAT).get_config()
     rows[0] |= {"name": "autoattack", "settings": settings}
     dear = read_baseline(changed(baseline, tmp_path / "dear", attacks=rows))
-    with pytest.raises(ValueError, match="cost more than screen.*allow them by their names"):
+    with pytest.raises(ValueError, match="cost more than fast.*allow them by their names"):
         dear.attacks(None, 10)
     assert dear.attacks(["AutoAttack"], 10)[0].most_passes(3) > 5000
 
@@ -265,7 +265,7 @@ def test_junit_keeps_the_strict_schema(tmp_path):
 
 def test_sarif_has_what_readers_require(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = write_sarif(tmp_path, VERDICTS, {"n": "5"}, ["screen: random"], "my models/a.keras")
+    path = write_sarif(tmp_path, VERDICTS, {"n": "5"}, ["fast: random"], "my models/a.keras")
     content = json.loads(path.read_text())
     assert content["version"] == "2.1.0" and content["$schema"].endswith("sarif-2.1.0.json")
     (run,) = content["runs"]

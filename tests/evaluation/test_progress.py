@@ -123,13 +123,13 @@ def test_attacks_that_nobody_watches_count_for_themselves(world):
 
 def test_the_stages_of_an_ensemble_have_their_names():
     threat = he.ThreatModel("linf", 0.1)
-    attacks = [he.attacks.get(name, threat) for name in ("pgd-10", "screen")]
+    attacks = [he.attacks.get(name, threat) for name in ("pgd-10", "fast")]
     stages = stages_of(attacks, num_classes=10)
     assert [stage.name for stage in stages] == [
         "pgd-10",
-        "screen, apgd-cw (1 of 3)",
-        "screen, apgd-t (2 of 3)",
-        "screen, square (3 of 3)",
+        "fast, apgd-cw (1 of 3)",
+        "fast, apgd-nearest (2 of 3)",
+        "fast, square (3 of 3)",
     ]
     assert sum(stage.most for stage in stages[1:]) == attacks[1].most_passes(10)
     assert [stage.uses_gradient for stage in stages] == [True, True, True, False]

@@ -82,7 +82,9 @@ def test_entry_holds_the_figures_of_the_cosines_and_the_issue_those_of_both(mode
 def test_without_a_report_the_figures_are_empty(model, tmp_path):
     scaled = report(model, [("model", "standard", 0.5)])
     survivors = report(model, [("model", "standard", 0.6), ("unit", "standard", 0.5)], "survivors")
-    for reports in ((), [scaled], [survivors]):
+    reordered = report(model, [("unit", "standard", 0.5)])
+    reordered["attacks"][0]["settings"]["order"] = "fast-first"
+    for reports in ((), [scaled], [survivors], [reordered]):
         export_robustbench(model, tmp_path, "Mine2026", reports)
         assert entry_of(tmp_path)["autoattack_acc"] == entry_of(tmp_path)["clean_acc"] == ""
         issue = (tmp_path / "Mine2026_issue.md").read_text()

@@ -217,10 +217,55 @@ FAULTS = [
     (
         "targeted APGD starts with the predicted class",
         "attacks/apgd_targeted.py",
-        "classes = other_classes(clean_logits, labels, self.num_targets)",
-        "classes = tf.math.top_k(clean_logits, k=self.num_targets).indices",
+        "return logits, other_classes(logits, labels, self.num_targets), 0",
+        "return logits, tf.math.top_k(logits, k=self.num_targets).indices, 0",
         "tests/attacks/test_attacks_closed_form.py::"
         "test_targeted_apgd_begins_with_the_likeliest_wrong_class",
+    ),
+    (
+        "order by distance forgets the gradients",
+        "attacks/framework/boundary.py",
+        "distance = _boundary(tape, logits, points, labels, others, norm).distance",
+        "distance = -_boundary(tape, logits, points, labels, others, norm).gap",
+        "tests/attacks/test_fast.py::"
+        "test_candidates_stand_in_the_order_of_their_linear_distance[10-linf]",
+    ),
+    (
+        "order by distance begins with the farthest class",
+        "attacks/framework/boundary.py",
+        "order = tf.argsort(distances, axis=1, stable=True)",
+        "order = tf.argsort(-distances, axis=1, stable=True)",
+        "tests/attacks/test_fast.py::"
+        "test_candidates_stand_in_the_order_of_their_linear_distance[10-linf]",
+    ),
+    (
+        "order by distance in the primal norm",
+        "attacks/framework/boundary.py",
+        "steepness = tf.reshape(length(gradient, DUAL[norm]), [-1])",
+        "steepness = tf.reshape(length(gradient, norm), [-1])",
+        "tests/attacks/test_fast.py::"
+        "test_candidates_stand_in_the_order_of_their_linear_distance[10-linf]",
+    ),
+    (
+        "fast goes towards the likeliest classes",
+        "attacks/fast.py",
+        'order = {"target_order": "distance", "num_candidates": _CANDIDATES}',
+        'order = {"target_order": "logit", "num_candidates": _CANDIDATES}',
+        "tests/attacks/test_fast.py::test_fast_is_at_most_an_eighth_of_autoattack[10-linf]",
+    ),
+    (
+        "fast-first stops after what comes first",
+        "attacks/autoattack.py",
+        "super().__init__(threat, [*first, *getattr(build, version)()], name, **kwargs)",
+        "super().__init__(threat, [*(first or getattr(build, version)())], name, **kwargs)",
+        "tests/attacks/test_fast.py::test_fast_first_runs_every_part_with_its_own_settings[linf]",
+    ),
+    (
+        "fast-first draws other numbers",
+        "attacks/autoattack.py",
+        "build = _Components(threat, num_steps, num_queries, shared)",
+        'build = _Components(threat, num_steps, num_queries, {**shared, "seed": len(first)})',
+        "tests/attacks/test_fast.py::test_fast_first_runs_every_part_with_its_own_settings[linf]",
     ),
     (
         "l2 APGD starts inside the ball",

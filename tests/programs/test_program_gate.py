@@ -72,7 +72,7 @@ def test_checks_can_close_the_gate(run, files, baseline, tmp_path, monkeypatch):
         (["--max_loss=0.1", "--epsilon=0.01"], "another threat model"),
         (["--max_loss=0.1", "--num_examples=7"], "other images"),
         (["--max_loss=0.1", "--step_size=0.01"], "expected neither --step_size"),
-        (["--max_loss=0.1", "--attacks=screen"], "Other attacks than the baseline's"),
+        (["--max_loss=0.1", "--attacks=fast"], "Other attacks than the baseline's"),
         (["--min_worst_case=0.1"], "received a baseline alone"),
         (["--min_worst_case=45", "--max_loss=0.1"], "did you mean 0.45?"),
     ],

@@ -177,7 +177,7 @@ def enough_classes(sample: CleanSample) -> Outcome:
     return warned(
         figure,
         f"The {'targeted ' if num_classes == 3 else ''}{missing} undefined, which autoattack "
-        "needs: use screen, cw-linf-100 and square-5000 instead.",
+        "needs: use fast, cw-linf-100 and square-5000 instead.",
     )
 
 

@@ -28,7 +28,7 @@ from he_keras.files import read_json
 from he_keras.threat import ThreatModel
 
 #: What an evaluation costs at most unless its attacks are asked for by name.
-CHEAP = "screen"
+CHEAP = "fast"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ def run_gate(
     """Tests a model, and writes report, JUnit XML and SARIF.
 
     It goes on where an interrupted call stopped. It runs the attacks of the baseline with their
-    recorded settings, else `screen`, each on what all before it left: only the worst case counts.
+    recorded settings, else `fast`, each on what all before it left: only the worst case counts.
     `docs/how-to/gate.md` has the rules.
 
     Args:

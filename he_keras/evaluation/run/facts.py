@@ -182,9 +182,9 @@ def differences(recorded: dict, now: dict) -> list[str]:
 
     Example:
         >>> from he_keras.evaluation.run.facts import differences
-        >>> recorded = {"mode": "survivors", "attacks": [{"name": "screen"}]}
+        >>> recorded = {"mode": "survivors", "attacks": [{"name": "fast"}]}
         >>> differences(recorded, {"mode": "survivors", "attacks": [{"name": "pgd-10"}]})
-        ['attacks: screen -> pgd-10']
+        ['attacks: fast -> pgd-10']
     """
     if recorded.get("he_keras") != now.get("he_keras"):
         return [f"he_keras: {recorded.get('he_keras')} -> {now.get('he_keras')}"]
