@@ -147,7 +147,7 @@ class AutoAttackFastFirst(AutoAttack):
     Paper: Croce & Hein 2020, see `AutoAttack`, and what `Fast` names.
     Assumes: logits that depend differentiably on the image (but for Square), and 4 classes.
     Cost: that of `AutoAttack`, and for an example that it does not break, 10 classes, about 190
-        forward and 195 backward passes more.
+        forward and 193 backward passes more.
     Deviations: those of `AutoAttack`, and the two attacks that come first.
 
     Example:
