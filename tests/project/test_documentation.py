@@ -1,5 +1,6 @@
 """Every page: its code runs, its commands exist, its links lead somewhere."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -122,6 +123,16 @@ def mistake_in_key(key):
 
 def test_every_key_has_a_meaning():
     assert sorted(flat(default_config())) == sorted(MEANINGS)
+
+
+def test_the_reference_names_things_and_not_modules_of_the_same_name(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools" / "site")
+    text = "\n".join(importlib.import_module("api").api_pages().values())
+    named = re.findall(r"^::: (\S+)\.(\w+)$", text, re.MULTILINE)
+    things = [getattr(importlib.import_module(place), name) for place, name in named]
+    assert len(named) > 150 and all(map(callable, things))
+    files = [ROOT.joinpath(*place.split("."), name) for place, name in named]
+    assert not [each for each in files if each.is_dir() or each.with_suffix(".py").exists()]
 
 
 def test_targets_of_make_exist():

@@ -1,6 +1,6 @@
 """Pages of the public names, which mkdocstrings fills from their docstrings."""
 
-import importlib
+import importlib.util
 import inspect
 import types
 
@@ -38,10 +38,17 @@ def _page(module_name: str) -> str:
         thing = getattr(module, name)
         is_documented = inspect.isclass(thing) or isinstance(thing, types.FunctionType)
         if is_documented and thing.__module__.startswith("he_keras"):
-            # What is imported only when it is asked for, no reader of the source finds.
-            place = module_name if name in vars(module) else thing.__module__
-            lines += [f"::: {place}.{name}", ""]
+            lines += [f"::: {_place(module, name)}.{name}", ""]
     return "\n".join(lines)
+
+
+def _place(module, name: str) -> str:
+    """The module in which a reader of the source finds the name."""
+    # It does not find what is imported only when it is asked for, and a module of the same name
+    # hides the function.
+    has_module = importlib.util.find_spec(f"{module.__name__}.{name}") is not None
+    is_hidden = has_module or name not in vars(module)
+    return getattr(module, name).__module__ if is_hidden else module.__name__
 
 
 def _list_of_modules() -> list[str]:
