@@ -16,6 +16,8 @@ BOLD_TYPE = re.compile("\x1b\\[[0-9;]*m")
 PLACE = re.compile(r'File "(.+?)", line (\d+)')
 #: More names than the attacks have, which have the longest list that people read.
 _MOST_LISTED = 40
+#: Difference of likeness, 0..1, up to which two names may both be meant.
+_AS_NEAR = 0.1
 #: Characters of another library's message that an error repeats: about three lines.
 _LONGEST_REASON = 300
 
@@ -170,10 +172,25 @@ def check_takes(function, name: str, /, *arguments: str, **options) -> None:
 
 
 def suggestion(name, known: Iterable[str]) -> str:
-    """Returns the end of an error that suggests the known name near to `name`, if there is one."""
+    """Returns the end of an error that suggests the known name near to `name`, if there is one.
+
+    Two names are suggested where the second is nearly as near.
+
+    Example:
+        >>> from he_keras.arguments import suggestion
+        >>> suggestion("modle", ["mode", "model", "run"])
+        "; did you mean 'mode' or 'model'?"
+    """
     by_lower_case = {each.lower(): each for each in known if isinstance(each, str)}
-    nearest = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1)
-    return f"; did you mean {by_lower_case[nearest[0]]!r}?" if nearest else ""
+    given = str(name).lower()
+    nearest = difflib.get_close_matches(given, by_lower_case, n=2)
+    near = [difflib.SequenceMatcher(None, each, given).ratio() for each in nearest]
+    meant = [
+        repr(by_lower_case[each])
+        for each, likeness in zip(nearest, near, strict=True)
+        if likeness > near[0] - _AS_NEAR
+    ]
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def reason_of(error: BaseException) -> str:

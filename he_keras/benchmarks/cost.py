@@ -169,24 +169,38 @@ def multiply_adds(network: str, input_shape: tuple[int, int, int], **options) ->
     return sum(each.multiply_accumulates for each in convolutions)
 
 
-def measured_speed(batch_size: int, rounds: int) -> float:
-    """Returns operations per second of a forward and full backward pass here."""
+def measured_speed(
+    batch_size: int,
+    rounds: int,
+    network: str = _MEASURED_NETWORK,
+    input_shape: tuple[int, int, int] = (32, 32, 3),
+    **options,
+) -> float:
+    """Returns operations per second of a forward and full backward pass here.
+
+    Args:
+        batch_size: images in the pass.
+        rounds: how often it is measured; the best counts.
+        network: its name.
+        input_shape: of the images.
+        **options: of the network.
+    """
     import tensorflow as tf
 
     import he_keras as he
 
-    network = he.networks.get(_MEASURED_NETWORK, (32, 32, 3))
-    images = tf.constant(np.random.default_rng(0).random((batch_size, 32, 32, 3), np.float32))
+    model = he.networks.get(network, input_shape, **options)
+    images = tf.constant(np.random.default_rng(0).random((batch_size, *input_shape), np.float32))
 
     @tf.function
     def training_pass():
         with tf.GradientTape() as tape:
             tape.watch(images)
-            loss = tf.reduce_mean(tf.square(network(images, training=True)))
-        gradients = tape.gradient(loss, [images, *network.trainable_variables])
+            loss = tf.reduce_mean(tf.square(model(images, training=True)))
+        gradients = tape.gradient(loss, [images, *model.trainable_variables])
         return tf.add_n([tf.reduce_sum(each) for each in gradients])
 
     best = best_seconds(training_pass, rounds)
     passes = 1 + 2
-    forward = _MULTIPLY_ADD * multiply_adds(_MEASURED_NETWORK, (32, 32, 3))
+    forward = _MULTIPLY_ADD * multiply_adds(network, input_shape, **options)
     return batch_size * passes * forward / best

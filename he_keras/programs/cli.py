@@ -26,6 +26,8 @@ _WANTED = {
     "boolean": "true or false",
     "positive integer": "a positive integer",
 }
+#: The flag for which a file of this kind is meant.
+_FLAG_OF_SUFFIX = {".keras": "model", ".py": "config", ".npz": "data"}
 _NO_CONFIG = "No configuration; expected --config=FILE, or a name that --list shows; received none"
 _interrupts = KeptInterrupts()
 
@@ -266,10 +268,13 @@ def _meant(argument: str) -> str:
     from absl import flags
 
     path = pathlib.Path(argument)
-    is_run = (path / "config.json").is_file()
-    names = ["run", "model"] if is_run else ["config"] if path.suffix == ".py" else ["model"]
-    if argument in _experiments() or not path.exists():
-        names = ["config", "data"]
+    if (path / "config.json").is_file():
+        names = ["run", "model"]
+    elif path.suffix in _FLAG_OF_SUFFIX:
+        names = [_FLAG_OF_SUFFIX[path.suffix]]
+    else:
+        is_model = path.exists() and argument not in _experiments()
+        names = ["model"] if is_model else ["config", "data"]
     meant = next((name for name in names if name in flags.FLAGS), None)
     return f"; did you mean --{meant}={argument}?" if meant else ""
 

@@ -91,7 +91,7 @@ def _planned(tables: list[str], runs, seeds) -> str:
     from he_keras.reproduction import costs, listing
 
     counted = costs.Costs(_OUTPUT_DIR.value, _SCALE.value)
-    speeds = listing.Speeds(costs.speed_here(), _TFLOPS.value * 1e12)
+    speeds = listing.Speeds(_TFLOPS.value * 1e12)
     if _LIST.value:
         return listing.listing(tables, runs, seeds, counted, speeds)
     texts = [listing.dry_run(_request(table, runs, seeds), counted, speeds) for table in tables]

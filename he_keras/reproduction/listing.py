@@ -13,23 +13,21 @@ _WIDTH = 44
 
 
 class Speeds:
-    """The two speeds that hours are given at.
+    """The two speeds that hours are given at: what each network reaches here, and a device's.
 
     Args:
-        here: operations per second of this machine.
-        device: those assumed of a device that is not here.
+        device: operations per second that are assumed of a device that is not here.
     """
 
-    def __init__(self, here: float, device: float) -> None:
-        self.here = here
+    def __init__(self, device: float) -> None:
         self.device = device
 
     def heading(self) -> str:
         """Returns where the speeds come from."""
         return (
-            f"Hours are counted operations over a speed: here {self.here / 1e9:.0f} GFLOP/s, "
-            f"measured now on a training pass of PreActResNet-18; one modern GPU "
-            f"{self.device / 1e12:g} TFLOP/s, assumed (--tflops). "
+            "Hours are counted operations over a speed. Here it is measured now, on a training "
+            "pass of the network, or of PreActResNet-18 where the network is larger; one modern "
+            f"GPU: {self.device / 1e12:g} TFLOP/s, assumed (--tflops). "
             "What is done costs nothing. A row costs what it takes alone; rows share trainings. "
             "Of analyses and figures, only the trainings are counted. Nothing counts compilation, "
             "which is most of what --scale=smoke takes."
@@ -38,8 +36,9 @@ class Speeds:
     def hours(self, parts: Iterable[Left]) -> str:
         """Returns the hours of some work at both speeds."""
         lefts = list(parts)
-        whole = Left(sum(left.training for left in lefts), sum(left.evaluation for left in lefts))
-        return f"{whole.hours(self.here):,.2f} h here, {whole.hours(self.device):,.3f} h on a GPU"
+        here = sum(left.hours() for left in lefts)
+        there = sum(left.hours(self.device) for left in lefts)
+        return f"{here:,.2f} h here, {there:,.3f} h on a GPU"
 
 
 def listing(tables: Sequence[str], runs: Runs, seeds, costs: Costs, speeds: Speeds) -> str:
@@ -142,6 +141,6 @@ def dry_run(request: Request, costs: Costs, speeds: Speeds) -> str:
         lines.append(
             f"{each.run.folder.name:<{_WIDTH}}{each.seed:>5}{missing:>12}"
             f"{left.training / 1e15:>14.4f}{left.evaluation / 1e15:>16.4f}"
-            f"{left.hours(speeds.here):>12.2f}{left.hours(speeds.device):>10.3f}"
+            f"{left.hours():>12.2f}{left.hours(speeds.device):>10.3f}"
         )
     return "\n".join([*lines, f"all: {speeds.hours(left for _, left in work)}"])

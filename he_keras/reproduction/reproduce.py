@@ -97,7 +97,8 @@ def reproduce(request: Request, say: Callable[[str], None]) -> list[pathlib.Path
         known = each.run.results()
         missing = [wanted for wanted in each.measurements if wanted.key() not in known]
         if missing:
-            say(f"Measuring {len(missing)} numbers of {each.run.folder.name}, seed {each.seed}")
+            numbers = "1 number" if len(missing) == 1 else f"{len(missing)} numbers"
+            say(f"Measuring {numbers} of {each.run.folder.name}, seed {each.seed}")
             _measure(request, each)
             _forget_models()
     figure = cells.figure_of(request.table)

@@ -20,11 +20,14 @@ from he_keras.programs import registered
     ("program", "arguments", "parts"),
     [
         ("evaluate", ["--atacks=fgsm"], ["Unknown flag", "--pixels", "did you mean '--attacks'?"]),
+        ("evaluate", ["--modle=m"], ["Unknown flag", "did you mean '--mode' or '--model'?"]),
         ("evaluate", ["--nothing=3"], ["Unknown flag; expected one of", "--attacks", "--nothing"]),
         ("train", ["--smok"], ["Unknown flag", "did you mean '--smoke'?"]),
         ("evaluate", ["--mode=survivor"], ["Unknown --mode", "did you mean 'survivors'?"]),
         ("evaluate", ["--pixels=0..25"], ["expected one of auto, 0..1, 0..255", "'0..255'?"]),
         ("evaluate", ["{files}/mine.keras"], ["did you mean --model={files}/mine.keras?"]),
+        ("evaluate", ["gone.keras"], ["did you mean --model=gone.keras?"]),
+        ("evaluate", ["gone.npz"], ["did you mean --data=gone.npz?"]),
         ("evaluate", ["{files}/run"], ["did you mean --run={files}/run?"]),
         ("export", ["{files}/mine.keras"], ["did you mean --model={files}/mine.keras?"]),
         ("train", ["quickstart_digits"], ["did you mean --config=quickstart_digits?"]),
@@ -188,7 +191,7 @@ def test_a_part_of_ones_own_may_have_any_name(monkeypatch):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("--config.network.name=preact-resnet-81", "did you mean 'preact-resnet-18'?"),
+        ("--config.network.name=preact-resnet-81", "did you mean 'preact-resnet-18'"),
         ("--config.objective.name=pdg_at", "did you mean 'pgd_at'?"),
         ("--config.schedule.name=cosin", "did you mean 'cosine'?"),
         ("--config.head.kind=hee", "did you mean 'he'?"),

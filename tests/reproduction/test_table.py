@@ -144,15 +144,41 @@ def test_attacks_with_settings_of_their_own_have_names_of_their_own():
 
 def test_a_cost_is_passes_times_operations(tmp_path, monkeypatch):
     monkeypatch.setattr(costs.cost, "multiply_adds", lambda *args, **options: 1000)
+    monkeypatch.setattr(costs, "speed_here", lambda network: 5.0)
     runs = Runs(tmp_path, "paper")
     wanted = [Measurement("clean"), Measurement("attack", "pgd-20", "he-table-2")]
     left = Costs(tmp_path, "paper").left(runs.of(TRADES_HE, 0), wanted)
     assert left.training == 2000.0 * 100 * 49_000 * 27
     assert left.evaluation == 2000.0 * 10_000 * (1 + 41)
     assert left.hours(left.training + left.evaluation) == pytest.approx(1 / 3600)
+    assert left.hours() == pytest.approx((left.training + left.evaluation) / 5 / 3600)
     done = recorded(runs, TRADES_HE, 0, clean=0.5)
     left = Costs(tmp_path, "paper").left(done, wanted)
     assert (left.training, left.evaluation) == (0.0, 2000.0 * 10_000 * 41)
+
+
+@pytest.mark.parametrize(("scale", "of_its_own"), [("paper", False), ("cpu", True)])
+def test_the_speed_of_this_machine_is_that_of_the_network(scale, of_its_own, tmp_path, monkeypatch):
+    """A small network reaches a smaller part of it; a large one would take long to measure."""
+    measured = []
+
+    def measured_speed(batch_size, rounds, *network, **options):
+        measured.append((*network, options))
+        return 1e9
+
+    monkeypatch.setattr(costs.cost, "measured_speed", measured_speed)
+    costs.speed_here.cache_clear()
+    run = Runs(tmp_path, scale).of(TRADES_HE, 0)
+    left = Costs(tmp_path, scale).left(run, [Measurement("clean")])
+    costs.speed_here.cache_clear()
+    network = run.config.network
+    own = (network.name, tuple(network.input_shape), network.options.to_dict())
+    (probed,) = measured
+    assert left.speed_here == 1e9
+    if of_its_own:
+        assert json.dumps(probed) == json.dumps(own)
+    else:
+        assert probed == ({},)
 
 
 def test_a_checkpoint_takes_the_place_of_a_row(tmp_path):
