@@ -9,7 +9,7 @@ UNITS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}
 #: The precisions of 16 bits.
 HALF_PRECISIONS = ("bfloat16", "float16")
 #: AutoAttack's threshold, in float32: a distance between logit vectors of unit length.
-_EXACT = 1e-4
+LEAST_CHANGE = 1e-4
 #: A deep network adds up about so many roundings, each of half a unit.
 _ROUNDINGS = 8.0
 #: No precision explains a larger change between two passes.
@@ -74,7 +74,7 @@ def change_by_rounding(victim, images) -> float:
         [0.0001, 0.03125]
     """
     name = coarsest_precision(victim.model, victim.logits, images.shape[1:])
-    return _EXACT if name == "float32" else _ROUNDINGS * UNITS[name] / 2.0
+    return LEAST_CHANGE if name == "float32" else _ROUNDINGS * UNITS[name] / 2.0
 
 
 def difference_by_rounding(logits: np.ndarray, model) -> float:

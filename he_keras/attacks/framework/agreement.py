@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from he_keras import cpu
 from he_keras.arguments import reason_of
+from he_keras.attacks.framework.batch_function import BatchFunction
 from he_keras.attacks.framework.result import Goal
 from he_keras.attacks.framework.victim import Victim
 from he_keras.precision import difference_by_rounding, largest_difference
@@ -129,6 +130,33 @@ def agreed(model, images, logit_scale: float | str = "model") -> tuple[Victim, t
     """
     probe(model, images)
     return Victim(model, logit_scale), cpu.warnings_about(model)
+
+
+def compiled_logits(victim: Victim, name: str, in_graph: bool = True) -> BatchFunction:
+    """Returns a victim's logits as a function of arrays, which everybody can share.
+
+    Args:
+        victim: the classifier.
+        name: who asks, for errors.
+        in_graph: False runs the model operation by operation.
+
+    Example:
+        >>> import numpy as np
+        >>> from he_keras.attacks import Victim
+        >>> from he_keras.attacks.framework.agreement import compiled_logits
+        >>> compiled_logits(Victim(lambda images: 2.0 * images), "mine")(np.ones((1, 2)))
+        array([[2., 2.]])
+    """
+
+    def logits(images):
+        return victim.for_many_passes().logits(images)
+
+    # Other people's code may have a Python `if` or `while` on tensors.
+    autograph = not isinstance(victim.model, keras.layers.Layer)
+    return shared(
+        ("logits", *compilation_key(victim), in_graph),
+        lambda: BatchFunction(logits, name, in_graph, autograph),
+    )
 
 
 def _probe(model, images) -> Probe:
