@@ -56,7 +56,7 @@ def linear_distances(num_classes, norm):
 
 @op_by_op
 @all_norms
-@pytest.mark.parametrize("num_classes", CLASSES)
+@pytest.mark.parametrize("num_classes", [2, 10, 1000])
 def test_candidates_stand_in_the_order_of_their_linear_distance(num_classes, norm):
     _, images, labels = problem(num_classes)
     most = 8
@@ -69,8 +69,22 @@ def test_candidates_stand_in_the_order_of_their_linear_distance(num_classes, nor
     distances = np.take_along_axis(linear_distances(num_classes, norm), likeliest, axis=1)
     expected = np.take_along_axis(likeliest, np.argsort(distances, axis=1), axis=1)
     np.testing.assert_array_equal(classes, expected)
-    if num_classes > 3:
+    if num_classes > 2:
         assert np.any(expected != likeliest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [16, None])
+def test_the_order_is_the_same_under_xla(rows):
+    _, images, labels = problem(10)
+    specs = tf.TensorSpec((rows, *SHAPE)), tf.TensorSpec((rows,), tf.int32)
+
+    def ordered(images, labels):
+        return nearest_classes(Victim(linear(10)), images, labels, "l2", 5)[1]
+
+    compiled = tf.function(ordered, input_signature=specs, jit_compile=True)
+    expected = ordered(tf.constant(images), tf.constant(labels))
+    np.testing.assert_array_equal(compiled(images, labels), expected)
 
 
 @op_by_op
@@ -110,7 +124,7 @@ def test_fast_is_at_most_an_eighth_of_autoattack(num_classes, norm):
 
 @pytest.mark.slow
 @op_by_op
-@pytest.mark.parametrize(("num_classes", "norm"), [(2, "l2"), (3, "l1"), (1000, "linf")])
+@pytest.mark.parametrize(("num_classes", "norm"), [(3, "l1"), (1000, "linf")])
 def test_fast_breaks_what_can_be_broken_and_nothing_else(num_classes, norm):
     _, images, labels = problem(num_classes)
     distances = linear_distances(num_classes, norm).min(axis=1)
@@ -177,6 +191,7 @@ def test_fast_first_changes_nothing_for_what_it_leaves(num_classes, norm):
     _, images, labels = problem(num_classes)
     distances = linear_distances(num_classes, norm).min(axis=1)
     threat = he.ThreatModel(norm, 2.0 * float(np.median(distances)))
-    budget = {"num_steps": 4, "num_queries": 60}
+    budget = {"num_steps": 3, "num_queries": 40}
     plain, first = plain_and_first(quantised(num_classes), images, labels, threat, **budget)
-    assert set(check_same_beyond_the_first(plain, first)) == {-1, 3}
+    # Some hold out, and Square breaks some.
+    assert {-1, 3} <= set(check_same_beyond_the_first(plain, first))
