@@ -180,15 +180,15 @@ def test_mnist_networks_do_not_standardize_by_default():
 # Behaviour of every network
 
 
-#: One of each kind of block; half precision in the others is for the slow tests.
+#: One of each kind of block; the values of the others are compared in tests/cpu.
 HALF_PRECISION = ("lenet", "preact-resnet-small", "mobilenet-v2", "resnet-18")
 
 
 def every_network():
     for name in FACTS:
-        for policy in ("float32", "mixed_bfloat16"):
-            is_slow = name in SLOW or (policy != "float32" and name not in HALF_PRECISION)
-            yield pytest.param(name, policy, marks=[pytest.mark.slow] * is_slow)
+        yield pytest.param(name, "float32", marks=[pytest.mark.slow] * (name in SLOW))
+    for name in HALF_PRECISION:
+        yield name, "mixed_bfloat16"
 
 
 @pytest.mark.fast_cases(
