@@ -21,6 +21,7 @@ LIKE_OTHERS = (
     "autoattack-fast-first",
     "autoattack-plus",
     "autoattack-rand",
+    "fast",
     "screen",
 )
 NAMES = [

@@ -32,7 +32,9 @@ IN_BFLOAT16 = ("pgd", "apgd-ce")
 #: Settings of attacks that are tried in every norm; these are tried in linf, by slow tests.
 LIKE_OTHERS = ("adaptive-pgd", "apgd-dlr", "bim", "fab", "fgsm", "mim", "nes")
 #: Ensembles of attacks that are tried one by one: like AutoAttack, which is tried in every norm.
-LIKE_AUTOATTACK = ("autoattack-fast-first", "autoattack-plus", "autoattack-rand", "screen")
+LIKE_AUTOATTACK = ("autoattack-plus", "autoattack-rand", "fast")
+#: What consists of the attacks of another ensemble, or is another name of one.
+SAME_ATTACKS = ("autoattack-fast-first", "screen")
 # Rounding differs between batch sizes, and decides the sign of a gradient near zero.
 PIXELS_MOVED_BY_ROUNDING = 1e-3
 
@@ -41,6 +43,8 @@ def cases():
     """Every attack in every norm, and with bfloat16 in linf: perturbations are float32 anyway."""
     for name in attacks.names():
         base = registered_attacks.base_name(name)
+        if base in SAME_ATTACKS:
+            continue
         for norm in THREATS:
             for policy in POLICIES:
                 if policy != "float32" and norm != "linf":

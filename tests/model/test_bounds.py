@@ -74,8 +74,8 @@ def in_units(network, threat):
 
 
 #: Bridges, and settings of attacks and ensembles that are tried.
-AUTOATTACKS = ("autoattack-fast-first", "autoattack-plus", "autoattack-rand", "screen")
-OTHERS = ("transfer", "cleverhans", "bim", "mim", "nes", *AUTOATTACKS)
+ENSEMBLES = ("autoattack-fast-first", "autoattack-plus", "autoattack-rand", "screen")
+OTHERS = ("transfer", "cleverhans", "bim", "mim", "nes", *ENSEMBLES)
 NAMES = [name for name in he.attacks.names() if base_name(name) not in OTHERS]
 
 
