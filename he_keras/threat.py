@@ -209,7 +209,10 @@ def check_threat(threat) -> None:
 
 
 def check_examples(threat: ThreatModel, images, labels) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images as float arrays and labels as int32, or says what is wrong with them."""
+    """Returns images as float arrays and labels as int32, or says what is wrong with them.
+
+    Images that need no change are not copied: an ensemble and its attacks hold the same array.
+    """
     _check_single_input(images, labels)
     images = np.asarray(images)
     labels = np.asarray(labels)
@@ -229,11 +232,14 @@ def check_examples(threat: ThreatModel, images, labels) -> tuple[np.ndarray, np.
         raise ValueError("No examples; expected at least one image; received 0")
     if labels.min() < 0:
         raise ValueError(f"Negative label; expected labels >= 0; received {labels.min()}")
-    _check_range(images, *threat.bounds)
-    if images.dtype != np.float64:
+    is_within = _check_range(images, *threat.bounds)
+    received = images.dtype
+    if received != np.float64:
         images = images.astype(np.float32, copy=False)
     labels = np.minimum(labels.astype(np.int64), np.iinfo(np.int32).max).astype(np.int32)
-    return np.clip(images, *threat.bounds), labels
+    # Rounding to float32 may lead out of the bounds as well.
+    is_same = is_within and images.dtype == received
+    return images if is_same else np.clip(images, *threat.bounds), labels
 
 
 def _check_single_input(images, labels) -> None:
@@ -250,7 +256,8 @@ def _check_single_input(images, labels) -> None:
     )
 
 
-def _check_range(images: np.ndarray, low: float, high: float) -> None:
+def _check_range(images: np.ndarray, low: float, high: float) -> bool:
+    """Whether all pixels lie exactly within the bounds; an error if some lie far outside."""
     smallest, largest = float(images.min()), float(images.max())
     tolerance = _BOUND_TOLERANCE * (high - low)
     if not low - tolerance <= smallest <= largest <= high + tolerance:
@@ -259,6 +266,7 @@ def _check_range(images: np.ndarray, low: float, high: float) -> None:
             ", with any normalisation inside the model; "
             f"received values in [{smallest}, {largest}]"
         )
+    return low <= smallest and largest <= high
 
 
 def fraction_of_255(epsilon: float) -> str | None:

@@ -120,7 +120,9 @@ class FeatureAttack(Attack):
 
     def use_targets(self, images, labels) -> None:
         """Draws the targets of later calls from these images, which stay out of the config."""
-        self._targets = check_examples(self.threat, images, labels)
+        images, labels = check_examples(self.threat, images, labels)
+        # The caller may use the array for other images.
+        self._targets = images.copy(), labels
 
     def prepare(self, images, labels) -> None:
         """Draws the targets from these examples, unless targets were given."""

@@ -24,10 +24,11 @@ class Recording(attacks.Attack):
     def __init__(self, inner):
         super().__init__(inner.threat, name=inner.name)
         self.inner = inner
-        self.given = []
+        self.given, self.images = [], []
 
     def __call__(self, model, images, labels, example_ids=None):
         self.given.append(np.asarray(example_ids))
+        self.images.append(images)
         return self.inner(model, images, labels, example_ids)
 
 
@@ -44,6 +45,13 @@ def ensemble_and_singles():
     """The results of the ensemble on ninety images, and of each attack alone."""
     given = linear, images(90), labels(90)
     return Ensemble(THREAT, weak_to_strong())(*given), [each(*given) for each in weak_to_strong()]
+
+
+def test_the_first_attack_gets_the_images_themselves():
+    """Not a copy: data sets are large."""
+    recording, given = Recording(FGSM(THREAT)), images(6)
+    Ensemble(THREAT, [recording])(linear, given, labels(6))
+    assert np.shares_memory(recording.images[0], given)
 
 
 def test_each_attack_sees_only_what_the_earlier_ones_left():

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from he_keras.arguments import parse_epsilon
 from he_keras.balls import NORMS, sparse_step
-from he_keras.threat import ThreatModel
+from he_keras.threat import ThreatModel, check_examples
 
 ORDER = {"linf": np.inf, "l2": 2, "l1": 1}
 DUAL_ORDER = {"linf": 1, "l2": 2, "l1": np.inf}
@@ -211,6 +211,16 @@ def test_l2_projection_scales_down_and_never_up_then_clips():
     x_adv = images + np.array([[0.6, 0.8], [0.03, 0.04], [0.6, -0.8]], np.float32)
     expected = [[0.8, 0.9], [0.53, 0.54], [1.0, 0.1]]
     np.testing.assert_allclose(threat.project(x_adv, images), expected, rtol=0, atol=1e-6)
+
+
+def test_examples_are_copied_only_where_they_change():
+    threat, labels = ThreatModel("linf", 0.1), np.array([0])
+    for dtype in (np.float32, np.float64):
+        images = np.array([[0.0, 0.5, 1.0]], dtype)
+        assert np.shares_memory(check_examples(threat, images, labels)[0], images)
+    beyond = np.array([[-5e-7, 1.0 + 5e-7]], np.float32)
+    assert check_examples(threat, beyond, labels)[0].tolist() == [[0.0, 1.0]]
+    assert beyond[0, 0] < 0.0
 
 
 @pytest.mark.parametrize("norm", NORMS)

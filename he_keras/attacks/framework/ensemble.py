@@ -124,9 +124,11 @@ class Ensemble(Attack):
             began = time.monotonic()
             part = goal.rows(rows)
             options = {"targets": part.targets} if part.is_targeted else {}
-            result = attack(model, images[rows], part.labels, example_ids=ids[rows], **options)
+            # At first these are all examples: no copy of a large array.
+            given = images if len(rows) == len(images) else images[rows]
+            result = attack(model, given, part.labels, example_ids=ids[rows], **options)
             broken_by[rows[result.success]] = number
-            bounded = _bounded(self.threat, result, images[rows])
+            bounded = _bounded(self.threat, result, given)
             if best is None:
                 best = copied(bounded)
             else:
