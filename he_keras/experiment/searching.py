@@ -30,6 +30,7 @@ from he_keras.experiment.configuration import (
 )
 from he_keras.experiment.training import Interrupted, Training, load_datasets
 from he_keras.files import read_json, replacing
+from he_keras.status_line import StatusLine, Ticker
 
 BEST_CONFIG = "best_config.py"
 #: Where each number that can be searched lives in a configuration.
@@ -299,9 +300,16 @@ def _accuracies(model, validation, prepared: Search) -> tuple[float, float]:
     batch_size = prepared.config.evaluation.batch_size
     examples = Examples(attack.threat, validation, batch_size)
     wrong, broken = [], []
-    for block in examples.blocks(batch_size, None):
-        wrong.append(scorer(block.images, block.labels).wrong)
-        broken.append(attack(model, block.images, block.labels, block.positions).success)
+
+    def show() -> None:
+        done = sum(map(len, broken))
+        line.count(done, len(validation), f"{attack.name}, {done:,} of {len(validation):,} images")
+
+    with StatusLine("scoring", last_line=False) as line, Ticker(show):
+        for block in examples.blocks(batch_size, None):
+            wrong.append(scorer(block.images, block.labels).wrong)
+            broken.append(attack(model, block.images, block.labels, block.positions).success)
+            show()
     is_right = ~np.concatenate(wrong)
     withstands = ~np.concatenate(broken) & is_right
     return float(is_right.mean()), float(withstands.mean())

@@ -12,6 +12,7 @@ import he_keras as he
 from he_keras import experiment, search
 from he_keras.experiment import searching
 from he_keras.experiment.catalog import digits_search_scale_margin
+from he_keras.status_line import StatusLine
 
 GRID = search.SearchSettings(
     tuner="grid",
@@ -156,7 +157,9 @@ def test_failures_in_a_row_are_an_error(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_trial_is_the_training_that_the_configuration_says(config, tmp_path):
+def test_a_trial_is_the_training_that_the_configuration_says(config, tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr(StatusLine, "count", lambda self, *counts: scored.append(counts))
     """Also where hyperband lets it pause after one epoch, and with averaged weights."""
     with config.unlocked():
         config.train.weight_averaging.kind = "ema"
@@ -177,6 +180,7 @@ def test_a_trial_is_the_training_that_the_configuration_says(config, tmp_path):
     clean = (model.predict(images, verbose=0).argmax(-1) == labels).mean()
     assert result["clean_accuracy"] == pytest.approx(clean)
     assert result["num_examples"] == 20 and result["seconds"] > 0
+    assert scored[-1] == (20, 20, "margin-pgd-2, 20 of 20 images")
     assert lines[0] == "trial_0000: scale 5, learning_rate 0.05, 1 epoch"
     assert lines.count("trial_0000: scale 5, learning_rate 0.05: resuming at epoch 2, batch 1") == 1
     assert lines[-1].startswith("trial_0000: scale 5, learning_rate 0.05: clean ")
