@@ -299,10 +299,11 @@ def _accuracies(model, validation, prepared: Search) -> tuple[float, float]:
     attack, scorer = prepared.attack(), Scorer(model)
     batch_size = prepared.config.evaluation.batch_size
     examples = Examples(attack.threat, validation, batch_size)
-    wrong, broken = [], []
+    wrong: list[np.ndarray] = []
+    broken: list[np.ndarray] = []
 
     def show() -> None:
-        done = sum(map(len, broken))
+        done = sum(len(each) for each in broken)
         line.count(done, len(validation), f"{attack.name}, {done:,} of {len(validation):,} images")
 
     with StatusLine("scoring", last_line=False) as line, Ticker(show):
