@@ -293,6 +293,9 @@ def _finish(stream: tf.data.Dataset) -> tf.data.Dataset:
     """Adds prefetching and the options of every pipeline."""
     options = tf.data.Options()
     options.deterministic = True
+    # The thread that tunes sleeps up to a minute, and whoever deletes the iterator may wait for it:
+    # `fit` ended up to a minute after its last batch. What it would choose is the default.
+    options.autotune.enabled = False
     # Sharding by files would distribute files among workers, and most streams have no files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return stream.prefetch(tf.data.AUTOTUNE).with_options(options)
