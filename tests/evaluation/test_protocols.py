@@ -56,7 +56,10 @@ KINDS = {
             "stop_when_broken": False,
         },
     ),
-    "autoattack": ("", {"version": "standard", "num_steps": 100, "num_queries": 5000}),
+    "autoattack": (
+        "",
+        {"version": "standard", "num_steps": 100, "num_queries": 5000, "order": "standard"},
+    ),
     "rays": ("num_queries", {"stop_when_broken": False}),
     "zoo": (
         "",
