@@ -225,7 +225,7 @@ def test_compressed_bodies(server):
 def test_concurrent_clients_share_runs_and_get_their_own_answers(server, direct):
     batches = [random_images(1 + seed % 3, seed) for seed in range(60)]
     count = 'he_keras_batch_examples_count{model="pixels"}'
-    before = server.metric(count)
+    before = server.metric(count) or 0  # none before the first answer
     # All are sent before any answer is read: no thread of this process has to be quick.
     clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in batches]
     for client in clients:
