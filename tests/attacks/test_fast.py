@@ -54,6 +54,14 @@ def linear_distances(num_classes, norm):
     return found
 
 
+def breakable(num_classes, norm, radii=1.0):
+    """The problem's images and labels, their distances, and a threat of so many median radii."""
+    _, images, labels = problem(num_classes)
+    distances = linear_distances(num_classes, norm).min(axis=1)
+    threat = he.ThreatModel(norm, radii * float(np.median(distances)))
+    return images, labels, distances, threat
+
+
 @op_by_op
 @all_norms
 @pytest.mark.parametrize("num_classes", [2, 10, 1000])
@@ -91,9 +99,7 @@ def test_the_order_is_the_same_under_xla(rows):
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_one_target_suffices_where_it_is_the_nearest(norm):
     """The first target breaks exactly what can be broken, which the likeliest one does not."""
-    _, images, labels = problem(10)
-    distances = linear_distances(10, norm).min(axis=1)
-    threat = he.ThreatModel(norm, float(np.median(distances)))
+    images, labels, distances, threat = breakable(10, norm)
     broken = {}
     for order in ("distance", "logit"):
         attack = attacks.APGDTargeted(
@@ -126,9 +132,7 @@ def test_fast_is_at_most_an_eighth_of_autoattack(num_classes, norm):
 @op_by_op
 @pytest.mark.parametrize(("num_classes", "norm"), [(3, "l1"), (1000, "linf")])
 def test_fast_breaks_what_can_be_broken_and_nothing_else(num_classes, norm):
-    _, images, labels = problem(num_classes)
-    distances = linear_distances(num_classes, norm).min(axis=1)
-    threat = he.ThreatModel(norm, float(np.median(distances)))
+    images, labels, distances, threat = breakable(num_classes, norm)
     result = attacks.Fast(threat)(linear(num_classes), images, labels)
     # In l1 its steps end near the corner of the ball.
     reached = 0.95 if norm == "l1" else 0.999
@@ -188,9 +192,7 @@ def check_same_beyond_the_first(plain, first):
 @op_by_op
 @pytest.mark.parametrize(("num_classes", "norm"), [(10, "l1"), (100, "l2")])
 def test_fast_first_changes_nothing_for_what_it_leaves(num_classes, norm):
-    _, images, labels = problem(num_classes)
-    distances = linear_distances(num_classes, norm).min(axis=1)
-    threat = he.ThreatModel(norm, 2.0 * float(np.median(distances)))
+    images, labels, _, threat = breakable(num_classes, norm, radii=2.0)
     budget = {"num_steps": 3, "num_queries": 40}
     plain, first = plain_and_first(quantised(num_classes), images, labels, threat, **budget)
     # Some hold out, and Square breaks some.
