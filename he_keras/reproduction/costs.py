@@ -10,6 +10,7 @@ of it. Networks above PreActResNet-18 count with its speed, since they would tak
 
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -68,8 +69,9 @@ class Costs:
         known = run.results()
         missing = [each for each in dict.fromkeys(wanted) if each.key() not in known]
         passes = sum(self._passes(each, run) for each in missing)
-        evaluation = pass_operations * passes
-        return Left(training, evaluation, self._speed_here(run.config.network))
+        # What is done costs nothing, and its network need not be measured.
+        speed = self._speed_here(run.config.network) if training or passes else math.inf
+        return Left(training, pass_operations * passes, speed)
 
     def _multiply_adds(self, network) -> int:
         options = network.options.to_dict()

@@ -171,6 +171,9 @@ def test_the_speed_of_this_machine_is_that_of_the_network(scale, of_its_own, tmp
     run = Runs(tmp_path, scale).of(TRADES_HE, 0)
     left = Costs(tmp_path, scale).left(run, [Measurement("clean")])
     costs.speed_here.cache_clear()
+    # What is done is not measured.
+    done = recorded(Runs(tmp_path, scale), TRADES_HE, 0, clean=0.5)
+    assert Costs(tmp_path, scale).left(done, [Measurement("clean")]).hours() == 0.0
     network = run.config.network
     own = (network.name, tuple(network.input_shape), network.options.to_dict())
     (probed,) = measured
